@@ -25,6 +25,7 @@ from testbed.lab.box.spec import BoxSpec, NodeSpec
 from testbed.lab.box.state import Journal, only_command
 from testbed.lab.box.up import bring_up
 from testbed.lab.boxes import spec_of
+from testbed.lab.guest_image.image import build
 from testbed.scenario.schema import check_scenario
 
 NEWS_WITHIN_S = 120.0
@@ -49,6 +50,8 @@ def box(memory_mib: int) -> Iterator[Journal]:
 @contextlib.contextmanager
 def made_lab(spec: BoxSpec, scenario: Path) -> Iterator[Journal]:
     """Make a lab; whatever happens, nothing is left of it after."""
+    if any(node.has_hypervisor for node in spec.nodes):
+        build(progress=say)  # the image that its guests boot; does nothing if the image exists
     try:
         with only_command():
             state, _ = bring_up(spec, scenario, say)

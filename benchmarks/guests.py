@@ -40,7 +40,6 @@ from node_agent.facts import cpu_model
 from testbed.bus.messages import GuestSpec
 from testbed.errors import RunError, TestbedError
 from testbed.lab.box.state import Journal
-from testbed.lab.guest_image.image import build
 
 MEASURES = ("save", "start", "skew", "caps")
 VIRSH_WITHIN_S = 300.0
@@ -447,7 +446,6 @@ def main() -> int:
     chosen = {name: value for name, value in vars(options).items() if name != "json"}
     results: dict[str, object] = {"options": chosen}
     try:
-        build()
         with box(max([1536, *(size + 512 for size in options.sizes)])) as journal:
             asyncio.run(measure(journal, options, results))
     except TestbedError as error:

@@ -104,6 +104,7 @@ def crowd(jobs: int, *, equal_needs: bool) -> ClusterView:
         task_node=np.full(jobs, NOT_PLACED),
         start_time_s=np.zeros(jobs),
         estimate_s=np.full(jobs, np.nan),
+        urgent=np.zeros(jobs, dtype=np.bool_),
     )
 
 

@@ -120,7 +120,7 @@ def main() -> int:
         with chosen.log.open("wb") as log:
             subprocess.run(
                 ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-                 "-machine", "pc", "-accel", "tcg,tb-size=256", "-cpu", CPU, "-m", "768", "-smp", "1",
+                 "-machine", "pc", "-accel", "tcg,tb-size=256", "-cpu", CPU, "-m", "768", "-smp", "2",
                  "-serial", "stdio", "-kernel", str(kernel), "-initrd", str(initramfs),
                  "-append", "console=ttyS0 quiet mitigations=off no_timer_check panic=-1",
                  "-drive", f"if=none,id=root,format=raw,file={root}", "-device", "virtio-blk-pci,drive=root"],

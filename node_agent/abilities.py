@@ -9,6 +9,7 @@ from node_agent.drivers.protocol import (
     DriverError,
     DriverFacts,
     FindsSaves,
+    GuessesWaits,
     Joins,
     Meter,
     Meters,
@@ -16,14 +17,19 @@ from node_agent.drivers.protocol import (
     Natives,
     Reading,
     Saves,
+    Shares,
     UnableError,
 )
+from testbed.bus.messages import Exchange, GuestSpec
 
-PROTOCOLS: Mapping[str, type] = {"save": Saves, "live": Migrates, "mpi": Joins, "native": Natives}
+PROTOCOLS: Mapping[str, type] = {
+    "save": Saves, "live": Migrates, "mpi": Joins, "native": Natives, "shares": Shares, "traffic": GuessesWaits,
+}  # fmt: skip
 """Optional protocols by the ability that nodes announce."""
 _TASKS = {
     "save": "save and restore guests", "live": "migrate guests live", "mpi": "run members of MPI jobs",
-    "native": "run programs outside guests",
+    "native": "run programs outside guests", "shares": "let guests compete by shares",
+    "traffic": "guess from traffic which ranks wait for which",
 }  # fmt: skip
 
 
@@ -33,10 +39,13 @@ class Abilities:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lacks: Mapping[str, str] = {}
+        self.counts_waits = False
+        """Ranks note for whom they wait: nobody needs to guess."""
 
     def found(self, facts: DriverFacts) -> tuple[str, ...]:
         """Take what the driver found when it opened; return all capabilities of the node."""
         self._lacks = facts.lacks
+        self.counts_waits = "waits" in facts.capabilities
         able = [name for name in PROTOCOLS if self._has(name)]
         images = [f"save:{self.saving.images.name}"] if "save" in able else []
         whole = ["whole"] if "save" in able and self.saving.images.whole else []
@@ -80,10 +89,30 @@ class Abilities:
             return self._driver
         raise self._refusal("native")
 
-    def check_start(self, ranks: int) -> None:
-        """Raise `UnableError` for a guest of an MPI job of so many ranks that this driver could not let join."""
-        if ranks > 1 and not self._has("mpi"):
-            raise self._refusal("mpi")
+    @property
+    def sharing(self) -> Shares:
+        """The driver as one whose guests compete by shares."""
+        if isinstance(self._driver, Shares) and "shares" not in self._lacks:
+            return self._driver
+        raise self._refusal("shares")
+
+    @property
+    def guessing(self) -> GuessesWaits:
+        """The driver as one that guesses for whom guests wait."""
+        if isinstance(self._driver, GuessesWaits) and "traffic" not in self._lacks:
+            return self._driver
+        raise self._refusal("traffic")
+
+    def check_start(self, spec: GuestSpec, exchange: Exchange | None = None) -> None:
+        """Raise `UnableError` for a rank of an MPI job, or a guest with a share, that this driver could not make.
+
+        So it does where an exchange wants a guess for whom guests wait, and there is none.
+        """
+        guesses = exchange is not None and exchange.waits == "traffic" and not self.counts_waits
+        needs = {"mpi": spec.program.ranks > 1, "shares": spec.share_cores is not None, "traffic": guesses}
+        for ability, is_needed in needs.items():
+            if is_needed and not self._has(ability):
+                raise self._refusal(ability)
 
     def _has(self, ability: str) -> bool:
         return isinstance(self._driver, PROTOCOLS[ability]) and ability not in self._lacks

@@ -30,6 +30,7 @@ from node_agent.drivers.protocol import (
 from node_agent.facts import node_facts
 from node_agent.fencing import Fencing
 from node_agent.guest_events import GuestEvents
+from node_agent.guest_limits import GuestLimits
 from node_agent.image_orders import ImageOrders
 from node_agent.image_server import ImageServer
 from node_agent.image_space import ImageSpace
@@ -40,6 +41,8 @@ from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.measuring import measure
 from node_agent.presence import presence_of
+from node_agent.residents import Residents
+from node_agent.share_exchange import ShareExchange
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.survivors import Survivors
@@ -80,6 +83,7 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActLog, warn
+from testbed.bus.telemetry import GuestSample
 from testbed.bus.tls import client_context, server_context
 from testbed.errors import FailureCode
 from testbed.host.agents import SERVING
@@ -101,10 +105,9 @@ class Agent:
         self._connect = connect
         self._boot = uuid.uuid4().hex
         self._stopping = asyncio.Event()
-        self._locks: dict[str, asyncio.Lock] = {}
         self._doing: dict[asyncio.Task[Any], AnyAction] = {}
-        self._memory_mib: dict[str, int] = {}
-        self._runs: dict[str, str] = {}  # of the same guests
+        self._residents = Residents(config.memory_mib)
+        self._limits = GuestLimits(driver, self._able, self._residents)
         self._orphans: set[str] = set()  # guests of a dead controller, held until a command stops them
         self._verifier = Verifier()
         self._verifies = False
@@ -118,6 +121,16 @@ class Agent:
         self._simulated = driver.traits.simulated
         now_s = asyncio.get_running_loop().time
         self._fencing = Fencing(config.state_dir, now_s, self._destroy, self, driver, durable=not self._simulated)
+        self._shares = ShareExchange(
+            config.lab,
+            config.node,
+            config.cpus,
+            config.state_dir,
+            now_s,
+            self._usage,
+            self._limits.set_share,
+            self._limits.move_cap,
+        )
         self._stores = ImageStores(config.image_dir, durable=not self._simulated)
         self._kept_images = KeptImages(self._stores, self._holds)
         self._room = ImageSpace(self._stores.disk, config.image_budget_mib)
@@ -130,7 +143,7 @@ class Agent:
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
-        self._images = ImageOrders(self._able, self._stores, self._room, fetcher, self._memory_mib.__contains__)
+        self._images = ImageOrders(self._able, self._stores, self._room, fetcher, self._residents.__contains__)
         self._starts = ImageStarts(driver, self._able, self._stores)
 
     def stop(self) -> None:
@@ -146,10 +159,14 @@ class Agent:
             self._fencing.begin()
             found = await self._driver.open(config.budget, self._put)
             capabilities = self._able.found(found)
+            self._shares.guess = None if self._able.counts_waits else self._limits.guess_waits
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
-            for spec in self._survivors.found():
-                self._memory_mib[spec.guest], self._runs[spec.guest] = spec.memory_mib, spec.run
+            survivors = self._survivors.found()
+            caps_cores = {sample.guest: sample.wanted_cores or 0.0 for sample in self._guest_sampler.look()}
+            self._shares.take_over(survivors, caps_cores)
+            for spec in survivors:
+                self._residents.found(spec)
                 self._verify(spec)
             if self._survivors.orphaned:
                 await self._abandon("no lease is known")
@@ -247,6 +264,7 @@ class Agent:
             asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
             asyncio.create_task(self._fencing.run(), name="fences"),
+            asyncio.create_task(self._shares.run(bus), name="shares"),
         ]
         for task in tasks:
             task.add_done_callback(self._background_ended)
@@ -281,15 +299,17 @@ class Agent:
             await self._driver.refresh()
             self._bounds.look(loop.time())
             refused = responder.lost_replies + self._events.refused
-            sender.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
+            guests = self._guest_sampler.take()
+            self._shares.notice(guests)
+            sender.put(sampler.sample(self._shares.told(guests), self._backlog.dropped, refused, self._shares.counts))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""
-        return set(self._memory_mib)
+        return self._residents.names
 
     def _holds(self, run: str) -> bool:
         """Whether there are guests of a run."""
-        return run in self._runs.values()
+        return bool(self._residents.of_run(run))
 
     def lost(self, guest: str, why: str, code: FailureCode = FailureCode.LEASE_LOST) -> None:
         """See `Guests.lost`."""
@@ -309,8 +329,8 @@ class Agent:
         self._tickets.clear()
         if not pause:  # before anything slow: the next controller may save soon
             self._kept_images.clear()
-        there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
-        kept = {guest for guest, run in self._runs.items() if run == self._kept_images.kept}
+        there = {sample.guest for sample in self._guest_sampler.look()} | self._residents.names
+        kept = self._residents.of_run(self._kept_images.kept)
         guests = sorted(there - self._orphans - kept)
         if guests:
             _log.warning("%s: %s %s", why, "pausing" if pause else "destroying", ", ".join(guests))
@@ -321,7 +341,7 @@ class Agent:
     async def _pause(self, guest: str) -> None:
         """Hold a guest for good; one that cannot be held is destroyed, as it must not go on by itself."""
         try:
-            async with asyncio.timeout(_PAUSE_WITHIN_S), self._locks.setdefault(guest, asyncio.Lock()):
+            async with asyncio.timeout(_PAUSE_WITHIN_S), self._residents.lock(guest):
                 await self._able.saving.hold(guest)
             self._orphans.add(guest)
         except (DriverError, TimeoutError) as error:
@@ -329,7 +349,7 @@ class Agent:
             await self._destroy(guest)
 
     async def _destroy(self, guest: str) -> None:
-        async with self._locks.setdefault(guest, asyncio.Lock()):
+        async with self._residents.lock(guest):
             certain = False
             try:
                 await self._driver.stop(guest)
@@ -356,16 +376,17 @@ class Agent:
             await self._fencing.admit(action)
             return {} if isinstance(action, RenewFences) else await self._on_node(action)
         with self._fencing.doing(guest):
-            async with self._locks.setdefault(guest, asyncio.Lock()):
+            async with self._residents.lock(guest):
                 await self._fencing.admit(action)
                 return {} if isinstance(action, ExpectGuest) else await self._on_guest(action)
 
     async def _on_node(self, action: AnyAction) -> dict[str, object]:
         match action:
             case Watch() | Native() | Calibrate():
-                return await measure(action, self._driver, self._able, self._set_cap)
+                return await measure(action, self._driver, self._able, self._limits.set_cap)
             case SetCaps():
-                return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
+                caps = await self._shares.rebase(action.caps, action.exchange, lower=action.lower)
+                return {"caps": {guest: await self._limits.set_cap(guest, cores) for guest, cores in caps.items()}}
             case OfferImage():
                 self._tickets.offer(action)
             case FetchImage():
@@ -391,7 +412,7 @@ class Agent:
 
     async def _list(self, action: ListGuests) -> dict[str, object]:
         for guest in action.settled:
-            async with self._locks.setdefault(guest, asyncio.Lock()):
+            async with self._residents.lock(guest):
                 pass
         left_saved = -1
         while left_saved != self._images.left_saved:  # else a guest that leaves meanwhile is in neither list
@@ -402,9 +423,10 @@ class Agent:
         await self._events.settle()  # a guest that is not here any more has been reported before
         return {"guests": guests, "images": images, **self._fencing.reading()}
 
-    async def _set_cap(self, guest: str, cores: float) -> float:
-        async with self._locks.setdefault(guest, asyncio.Lock()):
-            return await self._driver.set_cap(guest, cores)
+    async def _usage(self) -> list[GuestSample]:
+        """Return the usage of all guests as it is now."""
+        await self._driver.refresh()
+        return self._guest_sampler.look()
 
     async def _on_guest(self, action: AnyAction) -> dict[str, object]:
         match action:
@@ -413,7 +435,7 @@ class Agent:
             case MpiJoin():
                 await self._able.joining.mpi_join(action.guest, action.session)
             case Hold():
-                held = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
+                held = await self._images.hold(action, self._residents.memory_mib(action.guest))
                 return {"wall_ns": time.time_ns(), **held}
             case Release():
                 self._room.release(action.guest)
@@ -438,7 +460,7 @@ class Agent:
             self._gone(action.guest)
         else:
             gone = partial(self._gone, action.guest)
-            report = await self._images.save(action, self._memory_mib.get(action.guest, 0), gone)
+            report = await self._images.save(action, self._residents.memory_mib(action.guest), gone)
         self._survivors.settled(action.guest)
         return asdict(report)
 
@@ -456,11 +478,12 @@ class Agent:
 
     async def _start(self, action: Start) -> dict[str, object]:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
-        if spec.guest in self._memory_mib:
+        if spec.guest in self._residents:
             raise DriverError(f"guest {spec.guest} is there already")
-        self._able.check_start(spec.program.ranks)
-        self._reserve(spec)
+        self._able.check_start(spec, action.exchange)
+        self._residents.add(spec)
         try:
+            self._shares.begin(spec, action.exchange, action.cap_cores)
             found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
         except BaseException:
             self._gone(spec.guest, certain=False)
@@ -474,11 +497,13 @@ class Agent:
 
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
-        if spec.guest in self._memory_mib:  # the reply was lost and the request repeated
+        if spec.guest in self._residents:  # the reply was lost and the request repeated
+            await self._shares.rebase({spec.guest: action.cap_cores}, None, lower=False)
             await self._driver.set_cap(spec.guest, action.cap_cores)
             return
-        self._reserve(spec)
+        self._residents.add(spec)
         try:
+            self._shares.begin(spec, None, action.cap_cores)
             await self._able.migrating.adopt(spec, action.cap_cores)
         except BaseException:
             self._gone(spec.guest, certain=False)  # it is not destroyed: it may be the only copy
@@ -487,25 +512,15 @@ class Agent:
             self._verify(spec)
 
     def _verify(self, spec: GuestSpec) -> None:
-        if self._verifies and spec.guest in self._memory_mib:  # else it has ended already
+        if self._verifies and spec.guest in self._residents:  # else it has ended already
             self._verifier.begin(spec)
 
     def _gone(self, guest: str, *, certain: bool = True) -> None:
         if certain:
             self._fencing.gone(guest)
-        self._memory_mib.pop(guest, None)
-        self._runs.pop(guest, None)
+        self._shares.gone(guest)
+        self._residents.remove(guest)
         self._events.ends.gone(guest)
         self._room.release(guest)
         self._orphans.discard(guest)
         self._verifier.forget(guest)
-
-    def _reserve(self, spec: GuestSpec) -> None:
-        used_mib = sum(self._memory_mib.values())
-        if used_mib + spec.memory_mib > self._config.memory_mib:
-            raise DriverError(
-                f"guest {spec.guest} needs {spec.memory_mib} MiB; {self._config.memory_mib - used_mib} of "
-                f"{self._config.memory_mib} MiB are free"
-            )
-        self._memory_mib[spec.guest] = spec.memory_mib
-        self._runs[spec.guest] = spec.run

@@ -50,6 +50,17 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     return options
 
 
+def _read_cpus(given: str | None) -> set[int]:
+    if given is None:
+        return set()
+    here = os.sched_getaffinity(0)
+    words = given.split(",")
+    found = {int(word) for word in words if word.isdecimal() and len(word) < 8}  # of any machine
+    if len(found) != len(words) or not found <= here:
+        raise click.BadParameter(f"{given!r}: expected some of {','.join(map(str, sorted(here)))}")
+    return found
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--lab", default="local", help="Name of the lab; controllers use the same.")
 @click.option("--node", required=True, help="Name of this node, unique in the lab.")
@@ -64,6 +75,12 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     type=float,
     default=1.0,
     help="CPU budget of the node, in cores.",
+)
+@click.option(
+    "--cpu-set",
+    metavar="CPU,...",
+    callback=lambda _context, _parameter, given: _read_cpus(given),
+    help="CPUs of the machine that the agent and guests that are its processes may use; default all.",
 )
 @click.option("--memory-mib", type=int, default=1024, help="Memory budget of the node, in MiB.")
 @click.option("--driver", default="process", help="What guests are: process, null, or a plug-in's name.")
@@ -131,7 +148,8 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
 @click.option("--debug", is_flag=True, help="Log more, and show tracebacks.")
 @click.version_option(__version__, prog_name="node-agent")
 def cli(
-    *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
+    *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, cpu_set: set[int], memory_mib: int,
+    driver: str,
     options: dict[str, str], tls_dir: Path | None, address: str, state_dir: Path | None, image_dir: Path | None,
     image_budget_mib: int, agent_memory_mib: int, keep_guests_s: float, telemetry_s: float, die_with_parent: bool,
     ephemeral: bool, no_claim: bool, debug: bool,
@@ -152,6 +170,8 @@ def cli(
     if die_with_parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     ephemeral = ephemeral or die_with_parent
+    if cpu_set:
+        os.sched_setaffinity(0, cpu_set)
     address_text = sys.stdin.readline().strip() if broker_from_stdin else broker
     check_size(cpus, memory_mib)
     if agent_memory_mib and not LEAST_AGENT_MIB <= agent_memory_mib <= MOST_NODE_MEMORY_MIB:

@@ -16,10 +16,10 @@ import msgspec
 
 from node_agent.programs.catalogue import installed
 from node_agent.programs.task import Task, TaskError
-from node_agent.programs.topology import neighbours
 from node_agent.verifier import work_out
 from testbed.bus.messages import GuestSpec
 from testbed.bus.results import Claim, Comparison, Verdicts
+from testbed.bus.topology import neighbours
 
 _MESSAGE_S = 40e-6  # to compute a message that a rank receives, and for each byte of it
 _BYTE_S = 1e-9

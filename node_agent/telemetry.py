@@ -8,7 +8,7 @@ import msgspec
 import psutil
 
 from node_agent.speed import SpeedProbe
-from testbed.bus.telemetry import GuestSample, Telemetry
+from testbed.bus.telemetry import ExchangeCounts, GuestSample, Telemetry
 
 _MIB = 1 << 20
 
@@ -69,7 +69,10 @@ class NodeSampler:
         self._self = psutil.Process()
         psutil.cpu_percent(interval=None)
 
-    def sample(self, guests: tuple[GuestSample, ...], dropped: int = 0, refused: int = 0) -> Telemetry:
+    def sample(
+        self, guests: tuple[GuestSample, ...], dropped: int = 0, refused: int = 0,
+        exchange: ExchangeCounts | None = None,
+    ) -> Telemetry:  # fmt: skip
         """Return one record; about two milliseconds of CPU time."""
         disk = psutil.disk_io_counters(nowrap=False)
         net = psutil.net_io_counters(nowrap=False)
@@ -92,4 +95,5 @@ class NodeSampler:
             dropped=dropped,
             refused=refused,
             image_free_mib=self._image_free_mib(),
+            exchange=exchange,
         )

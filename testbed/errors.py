@@ -27,6 +27,7 @@ class FailureCode(StrEnum):
     RESTORE_FAILED = "restore-failed"
     MIGRATE_FAILED = "migrate-failed"
     UNABLE = "unable"
+    DELETED = "deleted"
 
 
 class TestbedError(Exception):

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node_agent.drivers.builtin import PROCESS
+from node_agent.drivers.caps.guest_share import GuestShare
 from node_agent.drivers.caps.probe import open_caps
-from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.caps.protocol import Caps, Weights
 from node_agent.drivers.procs.child import Running
 from node_agent.drivers.procs.enclosure import Enclosure
 from node_agent.drivers.procs.environment import environment, program_argv
@@ -22,6 +23,7 @@ from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.keeping import KEEP_S, Keeping, Kept, Left
 from node_agent.drivers.procs.native import run_native
 from node_agent.drivers.procs.records import RECORDS, ProcessRecords
+from node_agent.drivers.procs.waits import WaitsLayer, why_not
 from node_agent.drivers.protocol import (
     Driver,
     DriverError,
@@ -71,6 +73,7 @@ class ProcessDriver(Driver):
         self._budget: NodeBudget | None = None
         self._caps: Caps | None = None
         self._records: ProcessRecords | None = None
+        self._waits: WaitsLayer | None = None
         self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
 
     async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
@@ -95,8 +98,15 @@ class ProcessDriver(Driver):
         self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
         lacks = {} if mpi else {"mpi": "mpich and mpi4py are not installed"}
+        if isinstance(self.weights, str):
+            lacks["shares"] = self.weights
         fences = ("fences",) if self._keeping is not None else ()
-        return DriverFacts((f"cap:{self._caps.name}", "checksums", *fences), versions, FLOOR_MIB, self._programs, lacks)
+        if mpi and not why_not():
+            self._waits = WaitsLayer(budget.state_dir)
+        waits = () if self._waits is None else ("waits",)
+        return DriverFacts(
+            (f"cap:{self._caps.name}", "checksums", *fences, *waits), versions, FLOOR_MIB, self._programs, lacks
+        )
 
     async def clear(self, found: Sequence[tuple[GuestRecord, Left]]) -> None:
         """Remove what an earlier agent left beside processes, except what the guests that it left need."""
@@ -118,6 +128,12 @@ class ProcessDriver(Driver):
     async def open_caps(self, group: str) -> Caps:
         """Return the mechanism that caps the guests, ready to use."""
         return await open_caps(group, self._forced_caps)
+
+    @property
+    def weights(self) -> Weights | str:
+        """The mechanism that sets the shares of guests, or why there is none."""
+        caps = self._opened()[1]
+        return caps if isinstance(caps, Weights) else f"caps by {caps.name} have no weights"
 
     @property
     def enclosure(self) -> Enclosure | None:
@@ -206,9 +222,14 @@ class ProcessDriver(Driver):
     ) -> ProcessGuest:  # fmt: skip
         budget, caps, records = self._opened()
         self._count += 1
+        share = None
+        if spec.share_cores is not None:
+            weights = self.weights
+            known = None if isinstance(weights, str) else weights
+            share = GuestShare(spec.guest, spec.share_cores, budget.cpus, known, tell)
         return ProcessGuest(
             spec, cap_cores, image, budget.state_dir / self.socket_name(spec.guest),
-            budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, enclosure, kept,
+            budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, enclosure, kept, share,
         )  # fmt: skip
 
     def socket_name(self, guest: str) -> str:
@@ -220,7 +241,12 @@ class ProcessDriver(Driver):
         """See `Joins.mpi_join`; all processes of a node are reachable at the node's address."""
         member = self._get(guest)
         check_rank(member.spec)
-        await join_job(member, session, self._opened()[0].address)
+        waits = (
+            {}
+            if self._waits is None or (member.spec.share_cores is None and not member.spec.waits)
+            else await self._waits.environment(guest)
+        )
+        await join_job(member, session, self._opened()[0].address, waits)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
         """See `Joins.mpi_pass`."""
@@ -230,6 +256,10 @@ class ProcessDriver(Driver):
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
         return await self._get(guest).set_cap(cap_cores)
+
+    async def set_share(self, guest: str, share_cores: float) -> float:
+        """See `Shares.set_share`."""
+        return await self._get(guest).set_share(share_cores)
 
     async def hold(self, guest: str) -> int | None:
         """See `Saves.hold`."""

@@ -4,9 +4,9 @@ A driver is written once per kind of guest and knows nothing of jobs, policies o
 that never block the loop; each returns once the effect was read back. Names of guests are unique in a lab. Calls for
 one guest never overlap: the agent sees to that.
 
-The core is `Driver`. A class that also has the members of `Saves`, `Migrates`, `Joins`, `Natives`, `Meters` or
-`Outlives` implements that protocol; there is nothing to register. The agent refuses commands that need a protocol
-which its driver does not implement (`node_agent.abilities`).
+The core is `Driver`. A class that also has the members of `Saves`, `Migrates`, `Joins`, `Natives`, `Meters`, `Shares`,
+`GuessesWaits` or `Outlives` implements that protocol; there is nothing to register. The agent refuses commands that
+need a protocol which its driver does not implement (`node_agent.abilities`).
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class DriverFacts:
     `capabilities` are those that follow from no protocol: `checksums`: the end of a guest carries the checksum of its
     task; `dom0`: this machine is a control domain, whose counters do not contain the CPU time of guests; `fences`:
     guests do not outlive their fences, even if the agent is dead, stopped or stuck; how guests are capped (`cap:`),
-    accelerated (`accel:`) and migrated (`migration:`). `lacks` names abilities of the driver's
-    class that are missing on this machine (`save`, `live`, `mpi`, `native`), each with the reason.
+    accelerated (`accel:`) and migrated (`migration:`); `waits`: samples of ranks have `waits_s`. `lacks` names
+    abilities of the driver's class that are missing on this machine (`save`, `live`, `mpi`, `native`, `shares`,
+    `traffic`, `waits`), each with the reason.
     """
 
     capabilities: tuple[str, ...] = ()
@@ -314,6 +315,29 @@ class Natives(Protocol):
 
         They are measured for `seconds` after the first progress of the last of them, each under a cap of `cap_cores`,
         or without one for 0. Raises `DriverError`, also when the work is done before that.
+        """
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """Guests can compete by shares of the node (`GuestSpec.share_cores`): capability `shares`.
+
+    Under contention a guest gets its share; what others do not use is anybody's. All guests with shares together get no
+    more than the node's cores. A guest has its first share before it works.
+    """
+
+    async def set_share(self, guest: str, share_cores: float) -> float:
+        """Set the share of a guest that has one; return it as read back. `DriverError` if that cannot be done."""
+
+
+@runtime_checkable
+class GuessesWaits(Protocol):
+    """It can be guessed from outside a guest for which ranks of its MPI job it waits: capability `traffic`."""
+
+    async def guess_waits(self, guest: str, addresses: Sequence[str]) -> None:
+        """Guess from now on, in `GuestSample.guessed_waits_s`; `addresses` are those of the job's guests, by rank.
+
+        Repeated, it begins again at 0. Raises `DriverError`.
         """
 
 

@@ -15,7 +15,7 @@ From the program to the agent::
     joined       segments                       of a rank when MPI has started: its shared memory
     ready        ballast_mib, touch_s           memory is there (from the image: read and verified); waits for `release`
     released     at                             answers `release`
-    progress     units, mono_ns, <steps>        after the first iteration of this life, then at most every 0.5 s
+    progress     units, mono_ns, <steps>, waits_s   after the first iteration of this life, then at most every 0.5 s
     held         at                             answers `hold`: the first point where it can stop and be written
     saved        bytes, digest, run_on_s, write_s, sync_s     answers `save`; the program then ends with exit code 0
     save_failed  error                          answers `save`; the program is held still
@@ -25,7 +25,8 @@ From the program to the agent::
 <steps> are `steps, longest_s, compute_s, comm_s`: iterations done, the longest one since the last report, and the
 seconds of all iterations spent computing and communicating. All but `longest_s` count from the job's first iteration:
 an image carries them from one life to the next. Time for which the program was held is in none of them. `steps` and
-`longest_s` may be missing, as may all four in `progress`: programs of earlier versions do not send them.
+`longest_s` may be missing, as may all four in `progress`: programs of earlier versions do not send them. `waits_s` are
+the seconds that a rank has waited for messages of each rank, since it began; it is missing where nobody counts them.
 
 From the agent to the program::
 
@@ -76,7 +77,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "park": {},
 }
 _MAY_MISS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "progress": {"steps": int, "longest_s": _NUMBER, "compute_s": _NUMBER, "comm_s": _NUMBER},
+    "progress": {"steps": int, "longest_s": _NUMBER, "compute_s": _NUMBER, "comm_s": _NUMBER, "waits_s": list},
     "done": {"steps": int, "longest_s": _NUMBER},
 }
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
+import msgspec
+
+from testbed.bus.numbers import Amount
 from testbed.bus.telemetry import Supersteps
 
 
@@ -20,3 +24,10 @@ def supersteps_of(told: Mapping[str, int | float], known: Supersteps | None) -> 
         compute_s=float(told["compute_s"]),
         comm_s=float(told["comm_s"]),
     )
+
+
+def waits_of(told: Mapping[str, object], known: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the known waits after a report of a program: seconds by rank. What is no such list changes nothing."""
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.convert(told.get("waits_s"), tuple[Amount, ...])
+    return known

@@ -44,14 +44,16 @@ numbers could hide frames that the new host has not received. After the first `a
 
 The guest sends two more kinds of frame from the first `attach` on, and does not retain them::
 
-    beat      units, mono_ns, steps, longest_s, compute_s, comm_s
+    beat      units, mono_ns, steps, longest_s, compute_s, comm_s, waits_s
                                       every 0.5 s: work units done so far, CLOCK_MONOTONIC of the guest, iterations
-                                      done, the longest one since this was last told, and seconds that all of them
-                                      spent computing and communicating
+                                      done, the longest one since this was last told, seconds that all of them
+                                      spent computing and communicating, and seconds that the rank has waited for
+                                      messages of each rank since it began, in the order of ranks, with commas
     progress  (the same)              once after each `attach` and each `go`: the first time that units have grown since
 
-The last four are missing before the first iteration is done, and in guests of earlier versions. The guest's clock is
-stopped while the guest is held or saved, so that time is in none of these numbers.
+`steps` to `comm_s` are missing before the first iteration is done, and in guests of earlier versions. `waits_s` is
+missing before MPI has started, and in guests without the layer that counts waits. The guest's clock is stopped while
+the guest is held or saved, so that time is in none of these numbers.
 """
 
 from __future__ import annotations

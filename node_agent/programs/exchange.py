@@ -13,8 +13,8 @@ import numpy as np
 
 from node_agent.programs.fabric import Fabric
 from node_agent.programs.task import Task
-from node_agent.programs.topology import children, neighbours, parent, subtree
 from node_agent.programs.words import MASK, Words, mix64, seed_of, stream
+from testbed.bus.topology import children, neighbours, parent, subtree
 from testbed.errors import TestbedError
 
 

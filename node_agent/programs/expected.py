@@ -10,9 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 from node_agent.programs.kernel import ELEMENTS, LCG_A, LCG_C
-from node_agent.programs.task import Task
-from node_agent.programs.topology import children, neighbours, parent, subtree
+from node_agent.programs.task import Task, part_of
 from node_agent.programs.words import MASK, Words, fold, mix64, seed_of, stream
+from testbed.bus.imbalance import parts_of
+from testbed.bus.topology import children, neighbours, parent, subtree
 
 
 def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> int | None:
@@ -21,8 +22,12 @@ def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> i
         return None
     totals = [0] * task.workers
     last = task.iterations - 1
-    for times, iteration in ((last, 0), (1, last)):  # all iterations but the last are alike
-        each, more = divmod(task.share(iteration), task.workers)
+    # all iterations but the last have as many units
+    counts = [(times, part_of(task.units_after(1), divisor)) for divisor, times in parts_of(
+        task.imbalance, task.rank, task.ranks, last
+    )]  # fmt: skip
+    for times, units in (*counts, (1, task.share(last))):
+        each, more = divmod(units, task.workers)
         for worker in range(task.workers):
             totals[worker] += times * (each + (worker < more))
     return seed_of(

@@ -10,6 +10,8 @@ from typing import Any
 
 import mpi4py
 
+from node_agent.programs.naps import Naps
+
 mpi4py.rc.thread_level = "funneled"
 mpi4py.rc.finalize = False  # collective: the program does it when all ranks have come to their end
 
@@ -35,19 +37,6 @@ from node_agent.programs.words import Words  # noqa: E402  # after MPI, as above
 _TAGS = 32767  # the least upper bound of tags that MPI promises
 
 
-class Backoff:
-    """Lengths of sleeps: short at first, so that a quick answer is found quickly, up to `longest_s`."""
-
-    def __init__(self) -> None:
-        self._next_s = 20e-6
-
-    def next_s(self, longest_s: float = 1e-3) -> float:
-        """Return the length of the next sleep."""
-        length_s = min(self._next_s, longest_s)
-        self._next_s = 1.5 * length_s
-        return length_s
-
-
 class Fabric:
     """The ranks of a job; every call returns at once except `wait`."""
 
@@ -69,9 +58,9 @@ class Fabric:
 
     def wait(self, requests: list[Any], meanwhile: Callable[[], float]) -> None:
         """Return when all requests are complete; `meanwhile` is called between, and tells how long a sleep may be."""
-        backoff = Backoff()
+        naps = Naps()
         while not MPI.Request.Testall(requests):
-            time.sleep(backoff.next_s(meanwhile()))  # MPI would wait busily and use up the CPU cap
+            time.sleep(naps.next_s(meanwhile()))  # MPI would wait busily and use up the CPU cap
 
     def progress(self) -> None:
         """Let MPI carry on with what was sent before."""

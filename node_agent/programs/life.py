@@ -12,9 +12,11 @@ from node_agent.programs.ballast import Ballast, ballast_mib, resident_mib
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.control import Control, SaveOrder
 from node_agent.programs.image import ImageError, ImageReader, write_image
+from node_agent.programs.naps import LONGEST_S
 from node_agent.programs.pace import Pace
 from node_agent.programs.segments import segments_of
 from node_agent.programs.task import Task, TaskError
+from node_agent.programs.waits import Waits
 from node_agent.programs.words import seed_of
 
 if TYPE_CHECKING:  # MPI starts on import: only for the programs that use it
@@ -49,6 +51,7 @@ class Life:
         self._work = program.work(task)
         self._iteration = 0
         self._pace = Pace()
+        self._waits = Waits()
         self._told_ns = 0  # 0: no progress told in this life
         begin_s = time.monotonic()
         if image is None:
@@ -93,7 +96,9 @@ class Life:
         if now_ns - self._told_ns >= PROGRESS_EVERY_NS or not self._told_ns:
             self._told_ns = now_ns
             units = self._task.units_after(self._iteration)
-            self._control.say("progress", units=units, mono_ns=now_ns, **self._pace.tell(self._iteration))
+            self._control.say(
+                "progress", units=units, mono_ns=now_ns, **self._pace.tell(self._iteration), **self._waits.tell()
+            )
 
     def _while_waiting(self) -> float:
         control = self._control
@@ -101,7 +106,7 @@ class Life:
         stands = control.held and control.save is None
         self._pace.stand(stands)  # before the answer: no time after it is an iteration's
         control.answer_hold()
-        return _STANDING_S if stands else 1e-3
+        return _STANDING_S if stands else LONGEST_S
 
     def _all_ended(self) -> bool:
         return self._fabric is None or self._fabric.all_ended()

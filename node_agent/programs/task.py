@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
+from testbed.bus.imbalance import PATTERN, drift_of, part
 from testbed.errors import TestbedError
 
 TOPOLOGIES = ("linear", "ring", "mesh", "torus", "all-to-all", "tree")
-IMBALANCES = ("uniform", "1/i")
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "str": (str, "text"),
     "int": (int, "a count"),
@@ -18,6 +19,11 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 class TaskError(TestbedError):
     """A task that this program cannot carry out."""
+
+
+def part_of(units: int, divisor: int) -> int:
+    """Return a rank's part 1/`divisor` of the units of an iteration: at least one, but all of them for 1."""
+    return units if divisor == 1 else max(1, round(units / divisor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +57,11 @@ class Task:
         return min(self.work_units, iterations * self.units_per_iteration)
 
     def share(self, iteration: int) -> int:
-        """Units that this rank computes in an iteration, counted from 0; with `1/i` rank i, from 1, has an i-th."""
+        """Units that this rank computes in an iteration, counted from 0: see `testbed.bus.imbalance`."""
         units = self.units_after(iteration + 1) - self.units_after(iteration)
-        return max(1, round(units / (self.rank + 1))) if self.imbalance == "1/i" else units
+        every = drift_of(self.imbalance)
+        moves = 0 if every is None else iteration // every
+        return part_of(units, part(self.imbalance, self.rank, self.ranks, moves))
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Task:
@@ -72,9 +80,10 @@ class Task:
 
     def check(self) -> None:
         """Raise `TaskError` for values that make no sense together."""
-        for name, known in (("topology", TOPOLOGIES), ("imbalance", IMBALANCES)):
-            if getattr(self, name) not in known:
-                raise TaskError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(known)}")
+        if self.topology not in TOPOLOGIES:
+            raise TaskError(f"topology = {self.topology!r}: expected one of {', '.join(TOPOLOGIES)}")
+        if re.fullmatch(PATTERN, self.imbalance, re.ASCII) is None:
+            raise TaskError(f"imbalance = {self.imbalance!r}: expected uniform, 1/i or drift:N, such as drift:100")
         for name in ("work_units", "units_per_iteration", "workers", "ranks"):
             if getattr(self, name) < 1:
                 raise TaskError(f"{name} = {getattr(self, name)}: expected at least 1")

@@ -24,6 +24,7 @@ MEANINGS = {
     FailureCode.RESTORE_FAILED: "its guests could not be restored from their images",
     FailureCode.MIGRATE_FAILED: "a guest was lost in a live migration",
     FailureCode.UNABLE: "the driver of a node cannot do what was needed",
+    FailureCode.DELETED: "a user deleted it",
 }
 """What each code means, for people."""
 

@@ -6,7 +6,7 @@ Agents of earlier versions may leave fields out; fields of later versions are ig
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -54,10 +54,11 @@ class Failed(Detail, frozen=True, kw_only=True, tag="failed"):
 
 
 class Drift(Detail, frozen=True, kw_only=True, tag="drift"):
-    """The cap in force, in cores, differed from the wanted one; -1 if there was none."""
+    """The cap in force, or with `of` the share, differed from the wanted one, in cores; -1 if there was none."""
 
     wanted: Found | None = None
     found: Found | None = None
+    of: Literal["cap", "share"] = "cap"
 
 
 class Healed(Detail, frozen=True, kw_only=True, tag="healed"):

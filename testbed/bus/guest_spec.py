@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from testbed.bus.imbalance import PATTERN
 from testbed.bus.lives import Generation
 from testbed.bus.numbers import Cores, Count, Memory, Rank, Ranks, Workers
 from testbed.bus.records import Value
@@ -13,7 +14,7 @@ from testbed.bus.records import Value
 GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # of a command; names files, too
 ProgramName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
 Topology = Annotated[str, msgspec.Meta(pattern=r"\A(linear|ring|mesh|torus|all-to-all|tree)\Z")]
-Imbalance = Annotated[str, msgspec.Meta(pattern=r"\A(uniform|1/i)\Z")]
+Imbalance = Annotated[str, msgspec.Meta(pattern=rf"\A({PATTERN})\Z")]
 
 
 class ProgramSpec(Value, frozen=True):
@@ -44,7 +45,9 @@ class GuestSpec(Value, frozen=True):
     `cpu_cores` is the CPU usage of the task at full speed: CPU need times the node's cores. `address` is the guest's
     own on the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none
     ignore it. `lease` names the lease that the guest was last started or adopted under; the agent sets it and ignores
-    the value in a command. `generation` numbers the lives of the task, see `Generation`.
+    the value in a command. `generation` numbers the lives of the task, see `Generation`. A guest with `share_cores`
+    competes for the cores of its node: that is its first share. With `waits` its node notes which tasks it waits for,
+    as for all guests with shares.
     """
 
     guest: GuestName
@@ -57,6 +60,8 @@ class GuestSpec(Value, frozen=True):
     address: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f:.]{2,45}/[0-9]{1,3})?\Z")] = ""
     lease: str = ""
     generation: Generation = 0
+    share_cores: Cores | None = None
+    waits: bool = False
 
 
 class ImageRef(Value, frozen=True):

@@ -46,6 +46,29 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_k
     """Base of the commands that an agent understands."""
 
 
+WaitsFrom = Literal["layer", "traffic"]
+
+
+class Exchange(Value, frozen=True, kw_only=True):
+    """How the guests of a job exchange their shares (`testbed.shares`), and the nodes of all its guests.
+
+    Each guest's use is looked at every `period_s`; a bank, at node `bank`, gives what it has every `grant_s`. Agents of
+    these nodes know the `secret`, by which they seal their messages. With `waits` = `traffic` an agent whose ranks do
+    not note for whom they wait guesses it, by the `addresses` of the job's guests, in the order of `nodes`. With
+    `capped` shares are caps, else weights.
+    """
+
+    mode: Literal["distributed", "bank"]
+    secret: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    period_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
+    grant_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
+    nodes: dict[GuestName, str]
+    bank: str = ""
+    waits: WaitsFrom = "layer"
+    addresses: tuple[str, ...] = ()
+    capped: bool = False
+
+
 class Start(Action, frozen=True):
     """Create a guest, from nothing or from `image`, with its cap set before it runs.
 
@@ -56,7 +79,8 @@ class Start(Action, frozen=True):
     With `verify` the agent computes the guest's expected final checksum in parallel. The time for it is proportional to
     the guest's work, so guests that never end must not be verified.
 
-    A guest is destroyed at its `fence` unless that is renewed; the command is refused if the fence has fallen.
+    A guest is destroyed at its `fence` unless that is renewed; the command is refused if the fence has fallen. A guest
+    exchanges its share, or its cap, with others as `exchange` says, if there is one.
     """
 
     spec: GuestSpec
@@ -65,6 +89,7 @@ class Start(Action, frozen=True):
     cold: bool = False
     verify: bool = True
     fence: Fence | None = None
+    exchange: Exchange | None = None
 
 
 class RankKeys(Value, frozen=True):
@@ -107,10 +132,14 @@ class SetCaps(Action, frozen=True):
     """Set the CPU cap of each guest, in cores; the reply carries `caps`, the values in force as read back.
 
     While a guest is made, held or saved its cap is lifted: the reply has all that it can use, and the cap is set later.
+    Caps that these guests have exchanged are forgotten; from here on they exchange them as `exchange` says, if there is
+    one. With `lower` a guest keeps a cap that is lower than the one ordered.
     """
 
     caps: dict[GuestName, Cores]
     generations: dict[GuestName, Generation] = {}
+    exchange: Exchange | None = None
+    lower: bool = False
 
 
 class Hold(Action, frozen=True):

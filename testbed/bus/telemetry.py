@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from testbed.bus.limits import MOST_AMOUNT
 from testbed.bus.messages import Record, Value, convert, make_printable
 from testbed.bus.numbers import Amount, Count, DiskSpace
+
+MOST_WAITS = 1024  # ranks of a job whose waits are told
+Waits = Annotated[tuple[Amount, ...], msgspec.Meta(max_length=MOST_WAITS)]
+MOST_GIVERS = MOST_WAITS + 1  # of a guest's shares: ranks of its job, and the job's bank
+
+SharesInCores = Annotated[float, msgspec.Meta(ge=0, le=MOST_AMOUNT)]  # of a whole job, or moved over a whole life
+Taken = Annotated[dict[str, SharesInCores], msgspec.Meta(max_length=MOST_GIVERS)]
 
 
 class Supersteps(Value, frozen=True):
@@ -22,12 +32,31 @@ class Supersteps(Value, frozen=True):
     comm_s: Amount
 
 
+class BankSample(Value, frozen=True):
+    """The bank of a job's shares, in cores: what it has, and what it has taken from each guest so far."""
+
+    share_cores: SharesInCores
+    taken_cores: Taken = msgspec.field(default_factory=dict)
+
+
+class ExchangeCounts(Value, frozen=True):
+    """Messages of the exchange of shares that an agent has sent to others and received from them, since it started."""
+
+    sent: Count
+    received: Count
+
+
 class GuestSample(Value, frozen=True):
     """Usage and progress of one guest, as read by the agent; `supersteps` is None if the guest does not report them.
 
     `cap_cores` is the cap in force as read back for this very sample: all that the guest can use while it has none,
     None if it could not be read. `wanted_cores` is the requested cap. Agents before the latter was added sent it as
-    `cap_cores`, which is corrected here: the cap in force there is unknown.
+    `cap_cores`, which is corrected here: the cap in force there is unknown. `share_cores` is the share in force of a
+    guest that has one, read back in the same way. `waits_s` is for how long a rank has waited for messages of each rank
+    of its job, since it began; empty where that is not known. `guessed_waits_s` is a guess of that by what is seen from
+    outside the guest, since it is watched. `taken_cores` are the shares that the guest has taken from each other guest
+    of its job, and from the job's bank (`testbed.shares.node.BANK`), in this life of the job; `bank` is that bank, if
+    it is at the guest's node and the guest is the job's first.
     """
 
     guest: str
@@ -41,6 +70,11 @@ class GuestSample(Value, frozen=True):
     units_mono_ns: Count
     supersteps: Supersteps | None = None
     wanted_cores: Amount | None = None
+    share_cores: Amount | None = None
+    waits_s: Waits = ()
+    guessed_waits_s: Waits = ()
+    taken_cores: Taken = msgspec.field(default_factory=dict)
+    bank: BankSample | None = None
 
     def __post_init__(self) -> None:
         """Correct the sample of an older agent, and make texts for people printable."""
@@ -65,7 +99,8 @@ class Telemetry(Record, frozen=True):
     again, and events, which are sent later. `core_units_per_s` is the speed of a core, by a short probe; 0 if that was
     not measured. `image_free_mib` is the room for images where the node keeps them, or the rest of its budget if that
     is less; saves in progress count once they are complete. None if nothing limits it, or if the agent does not report
-    it. `clock` identifies that monotonic clock, as in `NodeStatus`.
+    it. `clock` identifies that monotonic clock, as in `NodeStatus`. `exchange` counts messages about shares; None if no
+    guests of this node have exchanged any.
     """
 
     node: str
@@ -86,6 +121,7 @@ class Telemetry(Record, frozen=True):
     core_units_per_s: Amount = 0.0
     image_free_mib: DiskSpace | None = None
     clock: str = ""
+    exchange: ExchangeCounts | None = None
 
     def __post_init__(self) -> None:
         """Make what a person reads printable."""

@@ -10,12 +10,12 @@ from testbed.errors import UserError
 ANY = "+"
 CLIENT_PREFIX = "dfrs."  # begins every client id: no node's name has it, as names of nodes have no dot
 
-NodeKind = Literal["status", "telemetry", "command", "event"]
+NodeKind = Literal["status", "telemetry", "command", "event", "exchange"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_NODE = re.compile(rf"testbed/v1/({_NAME.pattern})/node/({_NAME.pattern})/(?:status|telemetry|command|event)")
+_NODE = re.compile(rf"testbed/v1/({_NAME.pattern})/node/({_NAME.pattern})/(?:status|telemetry|command|event|exchange)")
 _RELEASE = re.compile(rf"testbed/v1/({_NAME.pattern})/release/({_NAME.pattern})")
-_FLEETING = re.compile(rf"testbed/v1/{_NAME.pattern}/node/{_NAME.pattern}/(?:telemetry|command|event)")
+_FLEETING = re.compile(rf"testbed/v1/{_NAME.pattern}/node/{_NAME.pattern}/(?:telemetry|command|event|exchange)")
 _REPLY = re.compile(rf"testbed/v1/({_NAME.pattern})/controller/({_NAME.pattern})/reply(?:/({_NAME.pattern}))?")
 
 
@@ -49,9 +49,11 @@ def releaser_of(topic: str) -> str:
     return found.group(2) if found else ""
 
 
-def readable_by(lab: str, node: str) -> tuple[str, str, str]:
-    """Return all subscriptions of an agent: its commands, the lease, and the ends of leases."""
-    return node_topic(lab, check_name("node", node), "command"), lease_topic(lab), release_topic(lab, ANY)
+def readable_by(lab: str, node: str) -> tuple[str, ...]:
+    """Return all subscriptions of an agent: its commands, the exchange of shares, the lease, and the ends of leases."""
+    check_name("node", node)
+    own = node_topic(lab, node, "command"), node_topic(lab, node, "exchange")
+    return *own, lease_topic(lab), release_topic(lab, ANY)
 
 
 def reply_topic(lab: str, client: str, node: str) -> str:

@@ -31,7 +31,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer a
     "  testbed control runs/2026-11-20T10-31-07-quickstart continue\n"
     "  testbed control stop --json",
 )
-@click.argument("words", metavar="[RUN] pause|continue|stop", nargs=-1)
+@click.argument("words", metavar="[RUN] pause|continue|stop|close", nargs=-1)
 @_RUNS
 @_WAIT
 @_JSON
@@ -41,7 +41,8 @@ def control() -> None:
 
     pause: trace time stands still, and all running jobs are saved. continue: they are restored, then trace time goes
     on. stop: running jobs are saved, the results of what was measured are written, and `testbed run` ends with exit
-    code 1. A pause is no rescheduling, and reported apart.
+    code 1. close: a served lab takes no more jobs, and ends when those that it has are done. A pause is no
+    rescheduling, and reported apart.
 
     The command answers when the effect is there; repeated orders change nothing. Exit code 0: the effect is there; 1:
     it is not, and why, or the run is over, or its controller is gone; 2: something in the input is wrong.

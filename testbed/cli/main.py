@@ -14,6 +14,10 @@ from testbed.errors import TestbedError, nearest, printable_lines
 _COMMANDS = {
     "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
     "resume": ("testbed.cli.resume", "Go on with a run whose controller was lost."),
+    "serve": ("testbed.cli.serve", "Serve a lab: its users give it jobs while it goes on."),
+    "qsub": ("testbed.cli.queue", "Give a job to a served lab."),
+    "qstat": ("testbed.cli.queue", "Show the jobs of a served lab."),
+    "qdel": ("testbed.cli.queue", "End a job of a served lab."),
     "control": ("testbed.cli.control", "Pause, continue or stop a run from another terminal."),
     "report": ("testbed.cli.report", "Print the tables of runs, and write a page of figures."),
     "why": ("testbed.cli.why", "Say what happened to one job of a run, and why."),

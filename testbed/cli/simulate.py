@@ -15,6 +15,7 @@ from testbed.cli.deferred import deferred
     "  testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv\n"
     '  testbed simulate trace.csv --nodes 128 --policy "GreedyPM */per/OPT=MIN/MINVT=600" --policy EASY\n'
     "  testbed simulate trace.csv --nodes 128 --policy EASY --policy DYNMCB8-PER --overheads calibration.toml\n"
+    '  testbed simulate trace.csv --nodes 128 --policy "GreedyPM */OPT=MIN/WITHIN=dps" --imbalance 1/i\n'
     "  testbed simulate KTH-SP2-1996.swf.gz --reading processors --nodes 100 --policy FCFS --jobs-out out",
 )
 @click.argument("trace_file", metavar="TRACE", type=click.Path(path_type=Path))
@@ -45,6 +46,13 @@ from testbed.cli.deferred import deferred
 )
 @click.option("--reading", metavar="NAME", help="How an SWF log becomes tasks, such as hpc2n; job tables take none.")
 @click.option("--week", metavar="K", type=int, help="Only the jobs with submit time // 604800 = K.")
+@click.option(
+    "--imbalance",
+    type=click.Choice(["uniform", "1/i"]),
+    default="uniform",
+    show_default=True,
+    help="Work of the tasks of a job, for DPS/… and …/WITHIN=dps; 1/i: the i-th has a part 1/i of the first's.",
+)
 @click.option("--jobs-out", metavar="DIR", type=click.Path(path_type=Path), help="Write DIR/<policy>.csv, a row a job.")
 @click.option(
     "--compile/--no-compile",

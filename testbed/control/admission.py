@@ -1,4 +1,4 @@
-"""Checks before a run starts: jobs, numbers of events, disks and programs that do not fit are refused."""
+"""Checks before a run starts: jobs, numbers of events, disks, nodes and programs that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import psutil
 
 from testbed.bus.drivers import traits_of
 from testbed.bus.limits import MOST_EVENTS
+from testbed.bus.messages import NodeFacts
 from testbed.errors import UserError, nearest
+from testbed.lab.guests import check_floor, check_images, program_of
+from testbed.lab.node_facts import check_alike
+from testbed.lab.sharing import check_sharing
 from testbed.scenario.schema import Scenario
-from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.view import Policy, can_ever_run
 from testbed.scheduling.workload.jobs import Job
 
 
@@ -23,10 +27,11 @@ def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
         raise UserError(f"nodes: expected the same cpus and memory_mib on every node, found {sorted(shapes)}")
     count = len(scenario.nodes)
     for job in jobs:
-        if not policy.can_ever_run(job.tasks, job.mem_req_frac, count):
+        if not can_ever_run(policy, job, count):
             raise UserError(
-                f"job {job.job_id}: tasks = {job.tasks} with mem_req_frac = {job.mem_req_frac:g} do not fit on {count} "
-                f"nodes under {policy.name}: expected a smaller job or more nodes"
+                f"job {job.job_id}: tasks = {job.tasks} with mem_req_frac = {job.mem_req_frac:g} and cpu_need_frac = "
+                f"{job.cpu_need_frac:g} do not fit on {count} nodes under {policy.name}: expected a smaller job or "
+                "more nodes"
             )
 
 
@@ -71,17 +76,33 @@ def check_disk(path: Path, scenario: Scenario) -> None:
         )
 
 
+def check_nodes(
+    facts: Mapping[str, NodeFacts], jobs: Sequence[Job], kinds: Sequence[Job], policy: Policy, scenario: Scenario
+) -> None:
+    """Raise `UserError` unless the nodes, by name, are alike and can run these jobs under this policy.
+
+    `kinds` has a job of each kind. A served lab has no jobs yet, so these stand for them.
+    """
+    check_alike(facts)
+    for name, fact in facts.items():
+        check_floor(jobs or kinds, name, fact.memory_mib, fact.guest_floor_mib)
+    check_images(facts)
+    check_sharing(policy, facts, scenario.shares.waits)
+    check_programs(kinds, scenario, {name: fact.programs for name, fact in facts.items()})
+
+
 def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[str, Sequence[str]]) -> None:
     """Raise `UserError` if a node lacks a program that the jobs run.
 
     `programs` are those of each node, by its name; empty if it does not list them.
     """
     table = scenario.programs
-    for parallel, key, name in ((False, "serial", table.serial), (True, "parallel", table.parallel)):
-        if any((job.tasks > 1) == parallel for job in jobs):
-            for node, known in programs.items():
-                if known and name not in known:
-                    raise UserError(
-                        f"programs.{key} = {name!r}: node {node} has {', '.join(known)}"
-                        + (nearest(name, known) or "; others are plug-ins, to be installed on the nodes")
-                    )
+    for job in jobs:
+        name = program_of(job, table)
+        key = "program" if job.program is not None else "programs.parallel" if job.tasks > 1 else "programs.serial"
+        for node, known in programs.items():
+            if known and name not in known:
+                raise UserError(
+                    f"{key} = {name!r}: node {node} has {', '.join(known)}"
+                    + (nearest(name, known) or "; others are plug-ins, to be installed on the nodes")
+                )

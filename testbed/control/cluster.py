@@ -172,6 +172,10 @@ class Cluster:
         self.jobs = {live.job_id: live for live in jobs}
         self.history = history
 
+    def add(self, live: LiveJob) -> None:
+        """Take a job that a user gave to a served lab."""
+        self.jobs[live.job_id] = live
+
     def reachable(self, node: int) -> bool:
         """Whether a node can be commanded: it is online, and its guests are known."""
         return self.history.nodes[node].reachable
@@ -195,8 +199,8 @@ class Cluster:
 
     @property
     def finished(self) -> bool:
-        """Whether every job has ended."""
-        return all(live.state.ended for live in self.jobs.values())
+        """Whether every job has ended, and none can come."""
+        return not self.history.awaits_jobs and all(live.state.ended for live in self.jobs.values())
 
     def view(self, trace_s: float, now_s: float, time_scale: float, *, estimates: bool) -> ClusterView:
         """Return the policy's view: the intended state, so that a plan in progress is not decided again."""
@@ -225,6 +229,7 @@ class Cluster:
                 dtype=np.float64,
             ),
             estimate_s=np.array([live.job.batch_estimate_s if estimates else nan for live in active], dtype=np.float64),
+            urgent=np.array([live.job.urgent for live in active], dtype=np.bool_),
         )
 
     def targets(self) -> Mapping[int, Target]:

@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
@@ -26,7 +27,7 @@ from testbed.run import events
 from testbed.run.decisions import decision_event
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
-from testbed.scheduling.policies.view import ClusterView, Event, Policy, WakingPolicy, event_at
+from testbed.scheduling.policies.view import ClusterView, Event, Policy, WakingPolicy, can_ever_run, event_at
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
 
@@ -91,6 +92,15 @@ class Conductor:
             self.clock.go_on()
         self._change()
 
+    def arrive(self, live: LiveJob) -> None:
+        """Take a new job that a user gave to a served lab: it is submitted now."""
+        self.cluster.add(live)
+        self.tracker.follow(live)
+        self.losses.know(live)
+        self._unknown.append(live)
+        self._recorder.job(live, "submitted")
+        self._wake.set()
+
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
         """Take a node's sample of the second; see `Tracker.telemetry`."""
         self.tracker.telemetry(node, record, taken_ns)
@@ -143,6 +153,8 @@ class Conductor:
                 self._change()
             case events.Order(order="drain" | "return"):
                 self._change()
+            case events.Order(order="close"):
+                self._wake.set()  # it may have been all that the run waited for
             case events.Outcome(ok=False, code=events.STAYS | events.NO_ROOM):
                 self._change()
 
@@ -186,7 +198,8 @@ class Conductor:
             self._next_pass = math.floor((now_s + 1e-9) / period_s) + 1
             periodic = bool(self.cluster.active())
         changed, self._changed = self._changed, False
-        self.losses.sort_out(self.policy.can_ever_run, more=bool(self._coming))
+        more = bool(self._coming) or self.cluster.history.awaits_jobs
+        self.losses.sort_out(partial(can_ever_run, self.policy), more=more)
         submitted = [live.job_id for live in self._unknown if not live.state.stranded]
         self._unknown = [live for live in self._unknown if live.state.stranded and not live.state.ended]
         completed, self._completed = self._completed, []

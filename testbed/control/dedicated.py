@@ -13,6 +13,7 @@ from statistics import median_low
 from testbed.errors import RunError
 from testbed.lab.guests import prepare_jobs
 from testbed.lab.lab import Lab
+from testbed.scenario.schema import ServeTable
 from testbed.scheduling.workload.jobs import Job
 
 ENDLESS_WALL_S = 1e9
@@ -20,18 +21,48 @@ ENDLESS_WALL_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The properties that determine a job's dedicated rate: one task or several, and the CPU need of each."""
+    """The properties that determine a job's dedicated rate: one task or several, the CPU need of each, its program.
+
+    `program` is empty for that of the scenario.
+    """
 
     parallel: bool
     cpu_need_frac: float
+    program: str = ""
 
     @classmethod
     def of(cls, job: Job) -> Shape:
         """Return the shape of a job."""
-        return cls(job.tasks > 1, job.cpu_need_frac)
+        return cls(job.tasks > 1, job.cpu_need_frac, job.program or "")
 
     def __str__(self) -> str:
-        return f"{'parallel' if self.parallel else 'serial'}, need {self.cpu_need_frac:g}"
+        what = f"{'parallel' if self.parallel else 'serial'}, need {self.cpu_need_frac:g}"
+        return f"{what}, program {self.program}" if self.program else what
+
+
+def shapes_of(table: ServeTable, nodes: int) -> set[Shape]:
+    """Return the shapes of the jobs that users may give to a served lab of so many nodes.
+
+    Two tasks of a parallel job must have room on them.
+    """
+    return {
+        Shape(parallel, need, program)
+        for parallel in (False, True)
+        for need in table.cpu_needs_frac
+        for program in ("", *table.programs)
+        if not parallel or nodes > 1 or need <= 0.5
+    }
+
+
+def served_representatives(table: ServeTable, nodes: int) -> dict[Shape, Job]:
+    """Return a job to measure for each of these shapes: parallel ones with a task on each node."""
+    return {
+        shape: Job(
+            number, 0.0, max(2, nodes) if shape.parallel else 1, shape.cpu_need_frac, table.least_mem_frac, 1e9,
+            program=shape.program or None,
+        )
+        for number, shape in enumerate(sorted(shapes_of(table, nodes), key=str))
+    }  # fmt: skip
 
 
 def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:

@@ -20,6 +20,7 @@ from testbed.lab.liveness import Change, Standing
 from testbed.lab.operations import Operations
 from testbed.run import events
 from testbed.run.phases import Phase
+from testbed.scheduling.workload.jobs import Job
 
 _UNENFORCED = "nothing destroys its guests there while its agent does not work"
 _MAKES = (Verb.START, Verb.RESTORE, Verb.MIGRATE)  # guests, on a node where they were not before
@@ -53,7 +54,11 @@ class Losses:
                 self._task_failed(self._cluster.jobs[event.job], _failure(event.task, event.typed))
             case events.Job(state="again"):
                 live = self._cluster.jobs[event.job]
-                self._names |= dict.fromkeys(live.guests, live)
+                self.know(live)
+
+    def know(self, live: LiveJob) -> None:
+        """Take a job that came during the run."""
+        self._names |= dict.fromkeys(live.guests, live)
 
     def node_changed(self, node: Node, change: Change) -> None:
         """A node left, returned, or has another agent."""
@@ -224,17 +229,17 @@ class Losses:
         return tuple(found) or None
 
     def _why_stranded(
-        self, live: LiveJob, can_ever_run: Callable[[int, float, int], bool], there: int, lost: Mapping[int, Failure]
+        self, live: LiveJob, can_ever_run: Callable[[Job, int], bool], there: int, lost: Mapping[int, Failure]
     ) -> Failure | None:
         """Return why a job cannot be placed on the `there` nodes that are available; None if it can."""
         away = [lost[node] for node in live.state.saved_on or () if node in lost]
         if away:
             return Failure(away[0].code, f"its image is away: {away[0].text}")
-        if not can_ever_run(live.job.tasks, live.job.mem_req_frac, there):
+        if not can_ever_run(live.job, there):
             return Failure(FailureCode.DOES_NOT_FIT, f"does not fit on the {there} nodes that are left")
         return None
 
-    def sort_out(self, can_ever_run: Callable[[int, float, int], bool], *, more: bool) -> None:
+    def sort_out(self, can_ever_run: Callable[[Job, int], bool], *, more: bool) -> None:
         """Find the jobs that cannot be placed while nodes are lost or drained.
 
         They fail when no other work is left, and no node is suspect or drained, as such a node may return. `more`: jobs
@@ -256,11 +261,7 @@ class Losses:
                 stranded.append((live, why))
         if not more and not may_return and len(stranded) == len(active):
             for live, reason in stranded:
-                if (
-                    self._restarts
-                    and live.state.saved_on is not None
-                    and can_ever_run(live.job.tasks, live.job.mem_req_frac, there)
-                ):
+                if self._restarts and live.state.saved_on is not None and can_ever_run(live.job, there):
                     self._lose_guests(live, reason)
                 else:
                     self._recorder.fail(live, reason)

@@ -13,11 +13,13 @@ from pydantic import ValidationError
 
 from testbed.bus.messages import NodeFacts
 from testbed.bus.results import Verdicts
-from testbed.control.dedicated import Shape
+from testbed.control.dedicated import Shape, shapes_of
+from testbed.control.manifest import job_of
 from testbed.control.recorder import CapWindow
 from testbed.control.result_checks import verdicts_of
 from testbed.control.work_rates import MeasuredRates
 from testbed.errors import UserError
+from testbed.lab.guests import program_of
 from testbed.measure.line_protocol import parse_line
 from testbed.measure.rundir import read_json
 from testbed.measure.spool import read_lines
@@ -43,6 +45,7 @@ class _Told:
     results: events.Results | None = None
     decide_s: list[float] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    arrived: list[events.Arrived] = field(default_factory=list)
 
     def hear(self, event: events.Known, _history: History) -> None:
         match event:
@@ -54,6 +57,8 @@ class _Told:
                 self.decide_s.append(decide_s)
             case events.Refused(point=where):
                 self.refused.append(where)
+            case events.Arrived():
+                self.arrived.append(event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,9 @@ class LostRun:
     A run that has `history.ended` lacks nothing but its results.
 
     `since_s` is the last sign of life of the lost controller, in wall seconds of the run, `trace_s` the trace time
-    then, `zero_s` when trace second 0 was. `facts` are those of the nodes when the run began, by name.
+    then, `zero_s` when trace second 0 was. `facts` are those of the nodes when the run began, by name. `jobs` are those
+    of the trace, or those that users gave to a served lab: then `arrived` says who, and which addresses their guests
+    have.
     """
 
     path: Path
@@ -82,6 +89,7 @@ class LostRun:
     cap_windows: Sequence[CapWindow]
     refused: Sequence[str]
     torn: Sequence[Torn]
+    arrived: Sequence[events.Arrived] = ()
 
     @property
     def run_tag(self) -> str:
@@ -121,17 +129,19 @@ def load_lost_run(path: Path) -> LostRun:
         policy = parse(str(manifest["policy"]), scenario.period_s)
     except (KeyError, TypeError, ValueError, ValidationError, msgspec.ValidationError) as error:
         raise UserError(f"{path / 'manifest.json'}: {error}: expected the manifest that the run began with") from None
-    jobs = [_job(job) for job in replay.trace]
-    windows, last_point_s = _points(path, anchor_ns, scenario, {job.job_id: job.tasks for job in jobs})
+    jobs = [job_of(job) for job in (*replay.trace, *(arrived.arrival for arrived in told.arrived))]
+    programs = {job.job_id: program_of(job, scenario.programs) for job in jobs}
+    windows, last_point_s = _points(path, anchor_ns, programs)
     since_s = max(history.last_s, last_point_s if last_point_s < history.last_s + _LATE_S else 0.0)
     clock_s = history.standstill.clock_s
-    by_shape = {Shape.of(job): rates[str(Shape.of(job))] for job in jobs}
+    shapes = shapes_of(scenario.serve, len(scenario.nodes)) if replay.served else {Shape.of(job) for job in jobs}
+    by_shape = {shape: rates[str(shape)] for shape in shapes}
     return LostRun(
         path=path, scenario=scenario, policy=policy, jobs=jobs, history=history, anchor_ns=anchor_ns, since_s=since_s,
         trace_s=(clock_s(since_s) - clock_s(replay.t_s)) * scenario.time_scale + replay.trace_s, facts=facts,
         rates=by_shape, measured=_measured(told.calibration, jobs, by_shape),
         verdicts=None if told.results is None else verdicts_of(told.results), decide_s=told.decide_s,
-        cap_windows=windows, refused=told.refused, torn=torn,
+        cap_windows=windows, refused=told.refused, torn=torn, arrived=told.arrived,
     )  # fmt: skip
 
 
@@ -147,13 +157,6 @@ def _table(manifest: Mapping[str, object], key: str) -> Mapping[str, Any]:
     return found
 
 
-def _job(job: events.TraceJob) -> Job:
-    return Job(
-        job_id=job.job, submit_time_s=job.submit_time_s, tasks=job.tasks, cpu_need_frac=job.cpu_need_frac,
-        mem_req_frac=job.mem_req_frac, run_time_s=job.run_time_s, estimate_s=job.estimate_s,
-    )  # fmt: skip
-
-
 def _measured(
     calibration: events.Calibration | None, jobs: Sequence[Job], rates: Mapping[Shape, float]
 ) -> MeasuredRates | None:
@@ -164,7 +167,7 @@ def _measured(
     return MeasuredRates(calibration.core_units_per_s, by_job, calibration.probed_units_per_s or 0.0)
 
 
-def _points(path: Path, anchor_ns: int, scenario: Scenario, tasks: Mapping[int, int]) -> tuple[list[CapWindow], float]:
+def _points(path: Path, anchor_ns: int, programs: Mapping[int, str]) -> tuple[list[CapWindow], float]:
     """Return the windows of constant caps in the points, and the time of the last point, in wall seconds of the run."""
     windows: list[CapWindow] = []
     last_ns = anchor_ns
@@ -172,7 +175,6 @@ def _points(path: Path, anchor_ns: int, scenario: Scenario, tasks: Mapping[int, 
         last_ns = max(last_ns, int(line.rpartition(" ")[2]))
         if line.startswith("cap,"):
             point = parse_line(line)
-            parallel = tasks.get(int(point.tags["job"]), 1) > 1
-            name = scenario.programs.parallel if parallel else scenario.programs.serial
+            name = programs.get(int(point.tags["job"]), "")
             windows.append(msgspec.convert({"program": name, **point.fields}, CapWindow))
     return windows, (last_ns - anchor_ns) / 1e9

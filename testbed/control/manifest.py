@@ -17,6 +17,7 @@ from testbed.lab.guests import PreparedJob
 from testbed.run import events
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.workload.jobs import Job
 
 
 def manifest_of(
@@ -61,7 +62,18 @@ def trace_job(prepared: PreparedJob) -> events.TraceJob:
         memory_mib=spec.memory_mib,
         cpu_cores=spec.cpu_cores,
         estimate_s=job.estimate_s,
+        urgent=job.urgent,
+        program=job.program,
     )
+
+
+def job_of(told: events.TraceJob) -> Job:
+    """Return a job of the journal as it was in the trace; the inverse of `trace_job`."""
+    return Job(
+        job_id=told.job, submit_time_s=told.submit_time_s, tasks=told.tasks, cpu_need_frac=told.cpu_need_frac,
+        mem_req_frac=told.mem_req_frac, run_time_s=told.run_time_s, estimate_s=told.estimate_s, urgent=told.urgent,
+        program=told.program,
+    )  # fmt: skip
 
 
 def by_name(rates: Mapping[Shape, float]) -> dict[str, float]:

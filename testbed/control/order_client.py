@@ -6,8 +6,9 @@ import os
 import time
 from pathlib import Path
 
+from testbed.control.line_socket import NoControllerError
 from testbed.control.order_messages import Answer, Request
-from testbed.control.order_socket import NoControllerError, send, takes_orders
+from testbed.control.order_socket import send, takes_orders
 from testbed.errors import RunError, UserError
 from testbed.run.newest import begin_key
 from testbed.run.parts import has_journal

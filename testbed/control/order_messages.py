@@ -6,9 +6,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-OrderName: TypeAlias = Literal["pause", "continue", "stop", "drain", "return"]
-MOST_BYTES: Final = 16 << 10
-"""Of a line, with its break."""
+OrderName: TypeAlias = Literal["pause", "continue", "stop", "close", "drain", "return"]
 MOST_WAIT_S: Final = 7 * 86400.0
 
 

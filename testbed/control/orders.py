@@ -1,4 +1,4 @@
-"""The operator's orders on a run in progress: pause, continue, stop, and the drain and return of a node.
+"""The operator's orders on a run in progress: pause, continue, stop, close, and the drain and return of a node.
 
 An order is journalled before it has any effect. A pause or a stop stops trace time at once, and saves all running jobs;
 no decision is taken meanwhile. After `continue` the jobs are restored on their old nodes with their old yields. Trace
@@ -84,13 +84,9 @@ class Orders:
 
         An order whose effect is already in place changes nothing.
         """
-        if request.order in ("drain", "return"):
-            names = [node.name for node in self._cluster.history.nodes]
-            if request.node not in names:
-                hint = nearest(request.node or "", names) or f"; nodes: {', '.join(names)}"
-                return self._answer(f"no node {request.node!r}{hint}", mistaken=True)
-        elif request.node is not None:
-            return self._answer(f"{request.order} is for the whole run: expected no node", mistaken=True)
+        refusal = self._mistake(request)
+        if refusal is not None:
+            return self._answer(refusal, mistaken=True)
         if self._cluster.finished:
             return self._answer(_ENDED)
         if self._standstill.hold is Hold.STOPPING and request.order != "stop":
@@ -104,13 +100,26 @@ class Orders:
             return self._late(request, changed=changed)
         return self._done(request, changed=changed)
 
+    def _mistake(self, request: Request) -> str | None:
+        """Return what is wrong with an order that no run can carry out."""
+        if request.order in ("drain", "return"):
+            names = [node.name for node in self._cluster.history.nodes]
+            if request.node not in names:
+                return f"no node {request.node!r}" + (
+                    nearest(request.node or "", names) or f"; nodes: {', '.join(names)}"
+                )
+        elif request.node is not None:
+            return f"{request.order} is for the whole run: expected no node"
+        elif request.order == "close" and not self._cluster.history.is_served:
+            return "the run has a trace: expected a served lab"
+        return None
+
     # --- effects of an order ---------------------------------------------------------------------------------
 
     def _begin(self, request: Request, by: str) -> bool:
         """Begin an order; return whether it changes anything."""
-        if request.order in ("drain", "return"):
-            drained = request.order == "drain"
-            if self._cluster.history.nodes[self._number(request.node)].drained is drained:
+        if request.order in ("drain", "return", "close"):
+            if not self._changes(request):
                 return False
             self._journal(request, by)
             return True
@@ -125,6 +134,12 @@ class Orders:
             self._plan(())
         self._wake()
         return True
+
+    def _changes(self, request: Request) -> bool:
+        """Whether a drain, a return or a close is not in force yet."""
+        if request.order == "close":
+            return self._cluster.history.awaits_jobs
+        return self._cluster.history.nodes[self._number(request.node)].drained is not (request.order == "drain")
 
     def _stand_still(self, request: Request, by: str) -> None:
         """Stop trace time at the time of the order's entry, which takes a while to write."""
@@ -192,16 +207,11 @@ class Orders:
         )
 
     def _done(self, request: Request, *, changed: bool) -> Answer:
-        if self._cluster.finished:
+        if self._cluster.finished and request.order != "close":
             return self._answer(_ENDED, changed=changed)
         hold = self._standstill.hold
-        match request.order:
-            case "drain":
-                drained = self._cluster.history.nodes[self._number(request.node)].drained
-                text = f"node {request.node} is drained" if drained else f"node {request.node} was returned meanwhile"
-                return self._answer(text, done=drained, changed=changed)
-            case "return":
-                return self._answer(f"node {request.node} takes guests", done=True, changed=changed)
+        if request.order in ("drain", "return", "close"):
+            return self._in_force(request, changed=changed)
         if hold is not _DONE[request.order]:
             return self._answer(f"the run is {hold or 'running'} by a later order", changed=changed)
         if request.order == "continue":
@@ -210,6 +220,19 @@ class Orders:
         what = "paused" if request.order == "pause" else "stopped"
         text = f"the run is {what}: {self._saved()}"
         return self._answer(text, done=not left, changed=changed, jobs=left)
+
+    def _in_force(self, request: Request, *, changed: bool) -> Answer:
+        """Return what a drain, a return or a close has brought about."""
+        match request.order:
+            case "drain":
+                drained = self._cluster.history.nodes[self._number(request.node)].drained
+                text = f"node {request.node} is drained" if drained else f"node {request.node} was returned meanwhile"
+                return self._answer(text, done=drained, changed=changed)
+            case "return":
+                return self._answer(f"node {request.node} takes guests", done=True, changed=changed)
+        left = tuple(live.job_id for live in self._cluster.active())
+        text = f"the lab takes no more jobs, and ends after {_jobs(left)}"
+        return self._answer(text, done=True, changed=changed, jobs=left)
 
     def _late(self, request: Request, *, changed: bool) -> Answer:
         waits: tuple[int, ...]

@@ -92,7 +92,7 @@ def summarize(
     failed = [live for live in jobs if live.state.failure_code is not None]
     lower = (
         bound([live.job for live in done], nodes, tau_s=bound_table.tau_s, kind=bound_table.kind)
-        if complete and len(done) == len(jobs)
+        if complete and done and len(done) == len(jobs)
         else None
     )
     preempted = [record for record in records if record.reason == "preemption"]

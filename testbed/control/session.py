@@ -8,10 +8,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from testbed.bus.drivers import traits_in
@@ -20,42 +19,45 @@ from testbed.bus.messages import NodeFacts, OnControllerLoss
 from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
 from testbed.bus.results import Verdicts
-from testbed.control.admission import check_disk, check_jobs, check_programs
+from testbed.control.admission import check_disk, check_jobs, check_nodes
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.conductor import Conductor
-from testbed.control.dedicated import Shape, measure, representatives
+from testbed.control.data_failure import ended_by_failure
+from testbed.control.dedicated import Shape
 from testbed.control.fence_renewals import FenceRenewals
 from testbed.control.lost_run import LostRun
-from testbed.control.manifest import by_name, manifest_of, trace_job
+from testbed.control.manifest import manifest_of, trace_job
 from testbed.control.order_socket import taking_orders
+from testbed.control.preparation import Preparation
 from testbed.control.recorder import Recorder
 from testbed.control.recovery import Recovery
 from testbed.control.result_checks import check_results, results_event
 from testbed.control.results import job_row, summarize
+from testbed.control.serving import Serving
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
-from testbed.control.work_rates import MeasuredRates, WorkRates
+from testbed.control.work_rates import WorkRates
 from testbed.errors import FailureCode, RunError, TestbedError
 from testbed.lab.bring_up import BringUp, dry_lab
-from testbed.lab.core_speed import measure_core
-from testbed.lab.ended_by import ended_by, ended_by_error_of
+from testbed.lab.ended_by import ended_by_error_of
 from testbed.lab.fences import FenceBook, check_clocks, note_unenforced
 from testbed.lab.fleet import Fleet, limit_text
-from testbed.lab.guests import PreparedJob, check_floor, check_images, prepare_jobs
-from testbed.lab.lab import Lab, addresses_of
+from testbed.lab.guests import PreparedJob
 from testbed.lab.lab_record import LabRecord
 from testbed.lab.lease import holder_name
 from testbed.lab.leased import LeasedLab, lease_scenario
 from testbed.lab.live_migration import LiveMigration
 from testbed.lab.migration_targets import migration_targets
-from testbed.lab.node_facts import check_alike
 from testbed.lab.operations import Operations
+from testbed.lab.sharing import Sharing
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.run_lock import RunLock
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.within import DividingPolicy
+from testbed.scheduling.policies.xge_slots import partitions_of
 from testbed.scheduling.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
@@ -72,9 +74,12 @@ class RunResult:
 
 
 async def run_session(
-    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, open_lab: BringUp, display: Display
-) -> RunResult:
+    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, open_lab: BringUp, display: Display, *,
+    served: bool = False,
+) -> RunResult:  # fmt: skip
     """Replay `jobs` under `policy` on a lab and write the run directory `path`.
+
+    A `served` lab has no jobs at first: users give them (`testbed.control.serving`) until the operator closes it.
 
     Measured data is always kept: on cancellation the results so far are written, marked incomplete, and
     `CancelledError` is raised again. When the run directory cannot be written any more the run is ended: guests are
@@ -83,7 +88,8 @@ async def run_session(
     schema.
     """
     check_jobs(jobs, policy, scenario)
-    scenario = with_loss_rule(scenario, jobs)
+    scenario = with_loss_rule(scenario, jobs, served=served)
+    serving = Serving(scenario) if served else None
     run_tag = os.urandom(3).hex()
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
@@ -99,11 +105,12 @@ async def run_session(
             *recorder.times(), scenario=scenario.name, policy=policy.name, run_tag=run_tag, version=events.VERSION
         )
     )
+    what = "serving jobs" if served else f"{len(jobs)} jobs of {scenario.name}"
     headline = (
-        f"{'rehearsing' if open_lab is dry_lab else 'running'} {len(jobs)} jobs of {scenario.name} on "
+        f"{'rehearsing' if open_lab is dry_lab else 'running'} {what} on "
         f"{len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second"
     )
-    session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display, headline)
+    session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display, headline, serving=serving)
     return await _drive(session, open_lab)
 
 
@@ -129,7 +136,8 @@ async def resume_session(lost: LostRun, lock: RunLock, open_lab: BringUp, displa
     active = len(lost.history.active)
     headline = f"going on with {path.name} under {lost.policy.name}: {active} jobs are in the system"
     session = _Session(
-        scenario, lost.policy, lost.jobs, path, lost.run_tag, clock, recorder, display, headline, lost=lost
+        scenario, lost.policy, lost.jobs, path, lost.run_tag, clock, recorder, display, headline, lost=lost,
+        serving=Serving.resumed(scenario, lost) if lost.history.is_served else None,
     )  # fmt: skip
     if lost.history.ended:
         return _write_results(session, lost)
@@ -159,15 +167,16 @@ def _write_results(session: _Session, lost: LostRun) -> RunResult:
     return result
 
 
-def with_loss_rule(scenario: Scenario, jobs: Sequence[Job]) -> Scenario:
+def with_loss_rule(scenario: Scenario, jobs: Sequence[Job], *, served: bool = False) -> Scenario:
     """Return the scenario with what agents are to do without a controller, by the length of the run if it says nothing.
 
-    The length is the least that the trace takes: the last end of a job that runs alone, at once and at full speed.
+    A served lab keeps its guests. The length is the least that the trace takes: the last end of a job that runs alone,
+    at once and at full speed.
     """
     if scenario.on_controller_loss is not None:
         return scenario
     least_s = max((job.submit_time_s + job.run_time_s for job in jobs), default=0.0) / scenario.time_scale
-    rule: OnControllerLoss = "keep" if least_s > KEPT_FROM_S else "remove"
+    rule: OnControllerLoss = "keep" if served or least_s > KEPT_FROM_S else "remove"
     return scenario.model_copy(update={"on_controller_loss": rule})
 
 
@@ -219,28 +228,13 @@ async def _drive(session: _Session, open_lab: BringUp) -> RunResult:
     return result
 
 
-@contextlib.asynccontextmanager
-async def _ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
-    """Cancel the block when the run directory cannot be written, and raise the directory's failure instead."""
-    loop = asyncio.get_running_loop()
-    async with ended_by() as end:
-        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from a thread
-        if directory.failure is not None:
-            raise directory.failure
-        yield
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: there is no block to cancel
-        loop.call_soon_threadsafe(act)
-
-
 class _Session:
     """State of one run between its phases."""
 
     def __init__(
         self, scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, run_tag: str, clock: ReplayClock,
         recorder: Recorder, display: Display, headline: str, lost: LostRun | None = None,
+        serving: Serving | None = None,
     ) -> None:  # fmt: skip
         self.scenario = scenario
         self._policy = policy
@@ -253,13 +247,11 @@ class _Session:
         self.display = display
         self._headline = headline
         self._lost = lost
+        self._serving = serving
         self.takes_over = lost is not None  # and has not done so yet
-        # those of the jobs come first, so that a resumed run, which measures no rates, has the same
-        self._more_addresses = addresses_of(scenario)
-        self._addresses = list(islice(self._more_addresses, sum(job.tasks for job in jobs)))
         self.cluster: Cluster | None = None
         self.replays = lost is not None  # whether data is being measured
-        self._measured: MeasuredRates | None = None if lost is None else lost.measured
+        self._preparation = Preparation(scenario, policy, jobs, run_tag, serving, lost)
         self._verdicts: Verdicts | None = None
         self._leased_s = 0.0
         restarts = scenario.on_node_loss == "restart"
@@ -273,7 +265,7 @@ class _Session:
             lease_scenario(
                 bus, scenario, self.client, acts=self.recorder.acts, run=self._run_tag, record=record
             ) as leased,
-            _ended_by_failure(self.recorder.directory),
+            ended_by_failure(self.recorder.directory),
         ):
             fleet, self._leased_s = leased.fleet, asyncio.get_running_loop().time()
             leased.requester.on_round_trip = lambda node, round_trip_s: self.recorder.point(
@@ -287,60 +279,27 @@ class _Session:
                 await self._replay(leased, self._lost.rates)
                 return
             await leased.ready(self.path)
-            names = [node.name for node in fleet.nodes]
-            check_clocks(names, self._book)
-            facts = [fleet.facts(node.index) for node in fleet.nodes]
-            check_alike(dict(zip(names, facts, strict=True)))
-            for name, fact in zip(names, facts, strict=True):
-                check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
-            check_images(dict(zip(names, facts, strict=True)))
-            self._targets(facts)  # before anything is measured
-            check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
+            check_clocks([node.name for node in fleet.nodes], self._book)
+            facts = {node.name: fleet.facts(node.index) for node in fleet.nodes}
+            kinds = self._preparation.kinds(len(facts))
+            check_nodes(facts, self._jobs, list(kinds.values()), self._policy, scenario)
+            self._targets(list(facts.values()))  # before anything is measured
             self.display.line(0.0, self._headline)
-            self.display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
-            rates = await self._rates(fleet)
+            self.display.line(0.0, f"{len(facts)} nodes are there: {', '.join(facts)}")
+            rates = await self._preparation.rates(fleet, kinds, self.recorder, self.display)
             await self._replay(leased, rates)
-
-    async def _rates(self, fleet: Fleet) -> dict[Shape, float]:
-        """Work units per second of a core for each kind of job of this run, measured unless given in the scenario."""
-        programs = self.scenario.programs
-        kinds = representatives(self._jobs, len(fleet.nodes))
-        if programs.units_per_core_s is not None:
-            rates = dict.fromkeys(kinds, programs.units_per_core_s)
-            self.recorder.calibration(by_name(rates))
-            return rates
-        self.display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
-        core_units_per_s = await measure_core(fleet, self.scenario.deadlines.command_s)
-        lab = Lab(self.scenario, fleet, self._run_tag, core_units_per_s, self._more_addresses)
-        speeds: list[float] = []
-        fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
-        rates = await measure(lab, kinds)
-        told = [speed for speed in speeds if speed > 0.0]
-        probed_units_per_s = sum(told) / len(told) if told else None
-        by_job = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
-        self._measured = MeasuredRates(core_units_per_s, by_job, probed_units_per_s or 0.0)
-        self.recorder.journal(
-            events.Calibration(
-                *self.recorder.times(),
-                core_units_per_s=core_units_per_s,
-                probed_units_per_s=probed_units_per_s,
-                units_per_core_s=by_name(rates),
-            )
-        )
-        self.recorder.calibration(by_name(rates))
-        return rates
 
     async def _replay(self, leased: LeasedLab, rates: Mapping[Shape, float]) -> None:
         scenario, clock, recorder = self.scenario, self._clock, self.recorder
         fleet = leased.fleet
         facts = self._facts(fleet)
-        jobs = self._prepared(facts[0], rates)
+        jobs = self._preparation.all(facts[0], rates)
         note_unenforced([fact.capabilities for fact in facts], self._book)
         targets = self._targets(facts)
         begin_s = recorder.now_s()
         self.replays = True
         self.cluster = Cluster(self._live_jobs(fleet, rates, jobs), recorder.history)
-        operations = Operations(fleet, scenario.deadlines, self._book)
+        operations = Operations(fleet, scenario.deadlines, self._book, self._sharing(fleet))
         for live in self.cluster.active():
             if live.state.running_on is not None:
                 operations.take_over(live)
@@ -352,8 +311,9 @@ class _Session:
             scenario.deadlines, migration, frozenset(targets),
             restarts=self._book is not None, book=self._book, replicas=scenario.images.replicas,
         )  # fmt: skip
+        conductor.tracker.divides = isinstance(self._policy, DividingPolicy)
         conductor.tracker.work_rates = WorkRates(
-            self._measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
+            self._preparation.measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
         )
         fleet.on_guest_event = conductor.tracker.guest_event
         fleet.on_telemetry = conductor.telemetry
@@ -371,15 +331,14 @@ class _Session:
                 async with (
                     taking_orders(conductor.orders, self.path, dry=self.recorder.directory.is_dry),
                     ended_by_error_of(watching),
+                    contextlib.AsyncExitStack() as stack,
                 ):
                     if self._lost is not None:
-                        await leased.any_announced()  # not before all that nodes report is heard
-                        await Recovery(
-                            self.cluster, fleet, operations, conductor.executor, conductor.losses, recorder,
-                            self._run_tag, self._leased_s,
-                        ).run()  # fmt: skip
-                        self._taken_over()
-                        conductor.take_over()
+                        await self._take_over(leased, operations, conductor)
+                    if self._serving is not None:
+                        prepare = partial(self._preparation.one, facts[0], rates)
+                        taking = self._serving.taking(self._policy, conductor, recorder, prepare, rates, facts[0])
+                        await stack.enter_async_context(taking)
                     await conductor.run()
             finally:
                 fleet.resign()
@@ -394,18 +353,25 @@ class _Session:
                 if isinstance(ended, Exception):
                     _log.error("%s failed", name, exc_info=ended)
 
-    def _prepared(self, fact: NodeFacts, rates: Mapping[Shape, float]) -> list[PreparedJob]:
-        """Return the jobs with their guests; all nodes are alike."""
-        return prepare_jobs(
-            self._jobs, self.scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
-            iter(self._addresses),
-        )  # fmt: skip
+    async def _take_over(self, leased: LeasedLab, operations: Operations, conductor: Conductor) -> None:
+        """Take over what a lost controller has left."""
+        await leased.any_announced()  # not before all that nodes report is heard
+        await Recovery(
+            conductor.cluster, leased.fleet, operations, conductor.executor, conductor.losses, self.recorder,
+            self._run_tag, self._leased_s,
+        ).run()  # fmt: skip
+        self._taken_over()
+        conductor.take_over()
+
+    def _sharing(self, fleet: Fleet) -> Sharing | None:
+        """Return how jobs exchange shares, if the policy lets them."""
+        return Sharing.under(self._policy, self.scenario.shares, fleet.name)
 
     def end_with(self, lost: LostRun) -> None:
         """Take the end of a run from its journal."""
         fact = lost.facts[self.scenario.nodes[0].name]
         jobs = [LiveJob.resumed(job, lost.history.jobs[job.job.job_id], lost.since_s) for job in
-                self._prepared(fact, lost.rates)]  # fmt: skip
+                self._preparation.all(fact, lost.rates)]  # fmt: skip
         self.cluster = Cluster(jobs, lost.history)
         self._verdicts = lost.verdicts
 
@@ -425,6 +391,7 @@ class _Session:
                 jobs=len(jobs),
                 trace=tuple(map(trace_job, jobs)),
                 nodes=tuple(recorder.node_names),
+                served=self._serving is not None,
             )
         )
         return [LiveJob.of(job, history.jobs[job.job.job_id]) for job in jobs]
@@ -460,7 +427,7 @@ class _Session:
         return migration_targets(self.scenario, dict(zip(names, facts, strict=True)))
 
     async def _show(self, conductor: Conductor, fleet: Fleet) -> None:
-        meter = UseMeter()
+        meter, partitions = UseMeter(), partitions_of(self._policy.name, len(fleet.nodes))
         while True:
             self.display.show(
                 take_snapshot(
@@ -470,6 +437,7 @@ class _Session:
                     meter,
                     self._clock.trace_s(),
                     self._clock.wall_s(),
+                    partitions,
                 )
             )
             await asyncio.sleep(SNAPSHOT_S)

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from testbed.control.cluster import Cluster
 from testbed.control.executor import Executor
+from testbed.control.share_flows import bank_cores
 from testbed.lab.fleet import Fleet
 from testbed.lab.guest_specs import cap_at
 from testbed.run.phases import Phase
+from testbed.scheduling.policies.xge_slots import Partitions
+
+_RUNS = frozenset({Phase.RUNNING.value, Phase.MIGRATING.value})
 
 
 @dataclass(frozen=True, slots=True)
 class GuestPicture:
-    """One guest on a node; caps and use in cores."""
+    """One guest on a node; caps and use in cores. A guest that competes by shares has `share_cores` in force."""
 
     job: int
     task: int
     phase: str
     cap_cores: float
     used_cores: float
+    share_cores: float | None = None
+
+    @property
+    def due_cores(self) -> float:
+        """What the guest is due: its share if it competes by shares, else its cap."""
+        return self.cap_cores if self.share_cores is None else self.share_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class OperationPicture:
 
 @dataclass(frozen=True, slots=True)
 class NodePicture:
-    """One node; memory in MiB."""
+    """One node; memory in MiB. `slot` is the active slot under XGE (`testbed.scheduling.policies.xge_slots`)."""
 
     name: str
     online: bool
@@ -44,6 +55,7 @@ class NodePicture:
     memory_held_mib: int
     guests: tuple[GuestPicture, ...]
     drained: bool = False
+    slot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,8 @@ class Snapshot:
 
     `work_frac` is the share of all work that is done, `eta_s` None when unknown; `queue` are the ids of the jobs that
     the policy does not let run now, in order of submission, and of them `paused` were running before. `hold` is the
-    state by the operator's orders: empty, `paused`, `resuming` or `stopping`.
+    state by the operator's orders: empty, `paused`, `resuming` or `stopping`. `bank_cores` is what the bank of each job
+    has that has one.
     """
 
     trace_s: float
@@ -74,6 +87,7 @@ class Snapshot:
     nodes: tuple[NodePicture, ...]
     hold: str = ""
     recovering: bool = False  # a resumed run, until its nodes were asked
+    bank_cores: Mapping[int, float] = field(default_factory=dict)  # by job
 
 
 class Display(Protocol):
@@ -106,9 +120,10 @@ class UseMeter:
 
 
 def take_snapshot(
-    cluster: Cluster, executor: Executor, fleet: Fleet, meter: UseMeter, trace_s: float, wall_s: float
-) -> Snapshot:
-    """Return a snapshot of this moment."""
+    cluster: Cluster, executor: Executor, fleet: Fleet, meter: UseMeter, trace_s: float, wall_s: float,
+    partitions: Partitions | None = None,
+) -> Snapshot:  # fmt: skip
+    """Return a snapshot of this moment; `partitions` are those of XGE."""
     active = cluster.active()
     idle = [live for live in active if live.state.wanted is None]
     phases = [live.state.phase for live in cluster.jobs.values()]
@@ -121,7 +136,7 @@ def take_snapshot(
     frac = done / work if work else 1.0
     interruptions = [each for live in cluster.jobs.values() for each in live.state.reschedulings]
     penalties = [each.so_far_s for each in interruptions if each.complete]
-    nodes = []
+    nodes, banks = [], {}
     for node in fleet.nodes:
         samples = {} if node.telemetry is None else {sample.guest: sample for sample in node.telemetry.guests}
         guests = []
@@ -132,15 +147,19 @@ def take_snapshot(
                 if where != node.index:
                     continue
                 sample = samples.get(live.specs[task].guest)
-                used = 0.0
+                used, share, spec = 0.0, None, live.specs[task]
                 if sample is not None and node.telemetry is not None:
                     used = meter.use(sample.guest, node.telemetry.mono_ns, sample.cpu_s)
-                cap = cap_at(live.specs[task], live.status().yield_frac)
-                guests.append(GuestPicture(live.job_id, task, live.state.phase.value, cap, used))
+                    share = None if spec.share_cores is None else sample.share_cores
+                    if (bank := bank_cores(live, task, sample)) is not None:
+                        banks[live.job_id] = bank
+                cap = cap_at(spec, live.status().yield_frac)
+                guests.append(GuestPicture(live.job_id, task, live.state.phase.value, cap, used, share))
         cpus = node.facts.cpus if node.facts else 0.0
         memory_mib = node.facts.memory_mib if node.facts else 0
         drained = cluster.history.nodes[node.index].drained
-        nodes.append(NodePicture(node.name, node.online, cpus, memory_mib, held_mib, tuple(guests), drained))
+        slot = "" if partitions is None else partitions.slot(node.index, _tasks(cluster, guests))
+        nodes.append(NodePicture(node.name, node.online, cpus, memory_mib, held_mib, tuple(guests), drained, slot))
     return Snapshot(
         trace_s=trace_s,
         wall_s=wall_s,
@@ -169,4 +188,10 @@ def take_snapshot(
         nodes=tuple(nodes),
         hold=cluster.history.standstill.hold,
         recovering=cluster.history.standstill.blind_since_s is not None,
+        bank_cores=dict(sorted(banks.items())),
     )
+
+
+def _tasks(cluster: Cluster, guests: Sequence[GuestPicture]) -> list[tuple[bool, bool]]:
+    """Return for each guest whether its job is parallel, and whether the guest runs."""
+    return [(cluster.jobs[guest.job].job.tasks > 1, guest.phase in _RUNS) for guest in guests]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from testbed.bus.caps import same_cap
 from testbed.bus.guest_details import Done, Drift, GuestReport, Healed, Progress
 from testbed.bus.suspicious_acts import ActKind
-from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
+from testbed.bus.telemetry import ExchangeCounts, GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.recorder import CapWindow, Recorder
+from testbed.control.share_flows import ShareFlows
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.lab.fleet import Node
 from testbed.lab.guest_specs import cap_at
@@ -78,16 +79,18 @@ class Tracker:
         self._recorder = recorder
         self._tasks: dict[str, tuple[LiveJob, int]] = {}
         for live in cluster.jobs.values():
-            self._follow(live)
+            self.follow(live)
         self._ends: set[tuple[int, str, str, int]] = set()  # already processed: agents send them again after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
+        self._flows = ShareFlows(recorder)
         self._accounts = CpuAccounts()
         self.work_rates = WorkRates()
+        self.divides = False  # whether tasks divide what their job gets
         self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # dropped, refused, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
 
-    def _follow(self, live: LiveJob) -> None:
+    def follow(self, live: LiveJob) -> None:
         """Attribute reports of guests of these names to the job; reports of earlier names do not count any more."""
         self._tasks = {guest: task for guest, task in self._tasks.items() if task[0] is not live}
         self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
@@ -130,7 +133,7 @@ class Tracker:
             case events.Job(state="again"):
                 live = self._cluster.jobs[event.job]
                 live.begin_again()
-                self._follow(live)
+                self.follow(live)
 
     def _take(self, live: LiveJob, event: events.Guest) -> None:
         node, task, progress = event.node, event.task, live.progress
@@ -144,7 +147,7 @@ class Tracker:
                 self._judge(node, live, task)
                 progress.advance(task, end.units)
                 self._last_steps(node, live, task, end)
-            case Drift(found=float() as found, wanted=float() as wanted):
+            case Drift(found=float() as found, wanted=float() as wanted, of="cap"):
                 tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
                 self._end_window(live, task, live.specs[task].guest, tags, drifted=True)
                 self._recorder.cap_drift(tags, found, wanted)
@@ -156,7 +159,7 @@ class Tracker:
     def _judge(self, node: int, live: LiveJob, task: int) -> None:
         """Mark a task that is done sooner than the fastest known core allows."""
         guest = live.specs[task].guest
-        cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), _allowance(live, task))
+        cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), self._allowance(live, task))
         doubt = self.work_rates.doubt(live.job_id, live.specs[task].program, cpu_most_s, nodes)
         if doubt:
             self._recorder.doubt(live.job_id, task, node, doubt)
@@ -186,6 +189,7 @@ class Tracker:
                 "agent_rss_mib": record.agent_rss_mib,
                 **({"core_units_per_s": record.core_units_per_s} if record.core_units_per_s > 0 else {}),
                 **({"image_free_mib": record.image_free_mib} if record.image_free_mib is not None else {}),
+                **_exchanged(record.exchange),
             },
             time_ns,
         )
@@ -201,12 +205,15 @@ class Tracker:
         if not here and (node.index, task) not in live.state.been:
             return  # it never had the guest
         tags = {"node": node.name, "job": str(live.job_id), "task": str(task)}
-        caps = {"cap_cores": sample.cap_cores, "wanted_cores": sample.wanted_cores}
+        caps = {
+            "cap_cores": sample.cap_cores, "wanted_cores": sample.wanted_cores, "share_cores": sample.share_cores
+        }  # fmt: skip
         self._recorder.point(
             "guest",
             tags,
             {
                 **{name: cores for name, cores in caps.items() if cores is not None},
+                **self._flows.take(live, task, sample, node.index, time_ns),
                 "cpu_s": sample.cpu_s,
                 "rss_mib": sample.rss_mib,
                 "read_mib": sample.read_mib,
@@ -222,7 +229,7 @@ class Tracker:
         if live.state.ended or not here:
             return
         if task not in live.state.finished_tasks:
-            self._accounts.sample(sample.guest, node.index, since_ns / 1e9, sample.cpu_s, _allowance(live, task))
+            self._accounts.sample(sample.guest, node.index, since_ns / 1e9, sample.cpu_s, self._allowance(live, task))
         if sample.units_done > live.progress.units[task]:
             live.progress.advance(task, sample.units_done)
             live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
@@ -259,10 +266,26 @@ class Tracker:
             text = f"node {node.name} could not send at once, {refused} times: too much waited for the broker"
             self._recorder.say_of(node.name, text)
 
+    def _allowance(self, live: LiveJob, task: int) -> Allowance:
+        """Return the present limit of a task, which is uncapped while it is made, held, saved or moved.
+
+        One whose job divides its yield can have all of that.
+        """
+        spec, state = live.specs[task], live.state
+        limit_cores = most_cores = float(spec.program.workers)
+        if state.phase is Phase.RUNNING:
+            yield_frac = max(state.yield_frac, state.flight.yield_frac if state.flight is not None else 0.0)
+            sharers = len(live.specs) if self.divides else 1
+            limit_cores = min(most_cores, cap_at(spec, yield_frac) * sharers)
+        return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
+
     def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
-        """Take a sample into the open window, which ends when the cap in force changes or is unknown."""
+        """Take a sample into the open window, which ends when the cap in force changes or is unknown.
+
+        Guests that compete by shares use what others leave, so their caps say little.
+        """
         found, wanted = sample.cap_cores, sample.wanted_cores
-        if found is None or wanted is None:
+        if found is None or wanted is None or sample.share_cores is not None:
             self._end_window(live, task, sample.guest, tags)
             return
         drifted = not same_cap(found, wanted, float(live.specs[task].program.workers))
@@ -304,11 +327,5 @@ def _now_ns() -> int:
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
-def _allowance(live: LiveJob, task: int) -> Allowance:
-    """Return the present limit of a task, which is uncapped while it is made, held, saved or moved."""
-    spec, state = live.specs[task], live.state
-    limit_cores = most_cores = float(spec.program.workers)
-    if state.phase is Phase.RUNNING:
-        yield_frac = max(state.yield_frac, state.flight.yield_frac if state.flight is not None else 0.0)
-        limit_cores = min(most_cores, cap_at(spec, yield_frac))
-    return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
+def _exchanged(counts: ExchangeCounts | None) -> dict[str, Value]:
+    return {} if counts is None else {"exchange_sent": counts.sent, "exchange_received": counts.received}

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from testbed.bus.imbalance import parts_of
 from testbed.bus.messages import ProgramSpec
 
 TOLERANCE = 3.0
@@ -126,9 +127,9 @@ class WorkRates:
 
     def doubt(self, job_id: int, program: ProgramSpec, cpu_most_s: float, nodes: frozenset[int]) -> str:
         """Return why a task cannot have done its work in `cpu_most_s`; empty if it can, or if that is unknown."""
-        units = float(program.work_units)
-        if program.imbalance == "1/i":
-            units /= program.rank + 1
+        iterations = -(-program.work_units // program.units_per_iteration)
+        parts = parts_of(program.imbalance, program.rank, program.ranks, iterations)
+        units = program.work_units * sum(times / divisor for divisor, times in parts) / iterations
         fastest = self.fastest(job_id, program.name, nodes)
         if fastest <= 0.0 or units <= TOLERANCE * fastest * cpu_most_s:
             return ""

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-VERSION = 2  # of the recipe: another image from the same inputs needs another number
+VERSION = 3  # of the recipe: another image from the same inputs needs another number
 SOURCES = Path(__file__).with_name("guest_sources")  # of the guest's own programs
 _BUILD = "testbed image build"
 
@@ -23,7 +23,10 @@ class GuestImageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GuestImage:
-    """An image on disk. `floor_mib` is the least memory of a guest that runs it; `key` names its ingredients."""
+    """An image on disk. `floor_mib` is the least memory of a guest that runs it; `key` names its ingredients.
+
+    With `waits` its agent runs ranks of MPI jobs above the layer that notes which ranks wait for which.
+    """
 
     folder: Path
     kernel: Path
@@ -31,6 +34,7 @@ class GuestImage:
     key: str
     floor_mib: int
     versions: dict[str, str]
+    waits: bool = False
 
 
 def default_cache() -> Path:
@@ -72,5 +76,6 @@ def read(folder: Path) -> GuestImage:
             f"guest image {folder}: {others[0]} is that of another release: expected our own: {_BUILD}"
         )
     return GuestImage(
-        folder, folder / "vmlinuz", folder / "initramfs", manifest["key"], manifest["floor_mib"], manifest["versions"]
-    )
+        folder, folder / "vmlinuz", folder / "initramfs", manifest["key"], manifest["floor_mib"], manifest["versions"],
+        manifest.get("waits") is True,
+    )  # fmt: skip

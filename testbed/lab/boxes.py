@@ -33,7 +33,7 @@ def spec_of(scenario: Scenario) -> BoxSpec:
         NodeSpec(
             scenario.lab, node.name, node.cpus, node.memory_mib, node.driver,
             f"{ipaddress.IPv4Address(last + number)}/{network.prefixlen}", node.image_budget_mib,
-            scenario.migration.transport,
+            scenario.migration.transport, node.cpu_set,
         )
         for number, node in enumerate(scenario.nodes, start=1)
     )  # fmt: skip
@@ -44,6 +44,12 @@ def spec_of(scenario: Scenario) -> BoxSpec:
             f"scenario {scenario.name}: nodes with driver {nested[0]} and with driver {others[0]}: expected one of "
             "them alone, as neither restores what the other saved"
         )
+    for made in nodes:
+        if made.is_nested and made.cpu_set:
+            raise UserError(
+                f"scenario {scenario.name}: node {made.name}: cpu_set = {list(made.cpu_set)}: expected none, as a node "
+                f"with driver {made.driver} is a machine with CPUs of its own"
+            )
     kind = scenario.broker.kind
     if kind is None:
         raise UserError(f"scenario {scenario.name}: a [box] brings its own broker; leave broker.address out")

@@ -30,6 +30,11 @@ def memory_of(job: Job, node_memory_mib: int) -> int:
     return int(job.mem_req_frac * node_memory_mib + 1e-6)
 
 
+def program_of(job: Job, programs: ProgramsTable) -> str:
+    """Return the name of the program that a job runs."""
+    return job.program or (programs.parallel if job.tasks > 1 else programs.serial)
+
+
 def _program(
     job: Job,
     task: int,
@@ -40,7 +45,7 @@ def _program(
     seed: int,
 ) -> ProgramSpec:
     parallel = job.tasks > 1
-    name = programs.parallel if parallel else programs.serial
+    name = program_of(job, programs)
     member = parallel and name != "eatcpu"  # eatcpu sends no messages
     return program_spec(
         name,
@@ -65,12 +70,16 @@ def prepare_jobs(
     node_memory_mib: int,
     units_per_core_s: Callable[[Job], float],
     addresses: Iterator[str],
+    *,
+    shared: bool = False,
+    waits: bool = False,
 ) -> list[PreparedJob]:
     """Return the jobs with the guests of their tasks.
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
     a node's `cpus` cores to itself, at `units_per_core_s(job)` work units per second of a core. Each guest takes the
-    next of `addresses`.
+    next of `addresses`. Guests that are `shared` compete for all of a node, each with its CPU need as its share.
+    With `waits` nodes note which tasks wait for which.
     """
     result = []
     for job in jobs:
@@ -87,7 +96,9 @@ def prepare_jobs(
                     job, task, scenario.programs, job.run_time_s / scenario.time_scale, cores, rate,
                     scenario.seed,
                 ),
-                cpu_cores=cores,
+                cpu_cores=cpus if shared else cores,
+                share_cores=cores if shared else None,
+                waits=waits,
                 memory_mib=memory_of(job, node_memory_mib),
                 address=next(addresses),
             )

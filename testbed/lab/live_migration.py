@@ -59,6 +59,7 @@ class LiveMigration:
         are then set back to the old yield), `LostError` if a guest is on neither node without having ended.
         """
         before = self._running_on(live)
+        await self.operations.end_dividing(live, min(yield_frac, live.state.yield_frac))
         moving = [task for task in range(len(targets)) if before[task] != targets[task]]
         results = await asyncio.gather(
             *(self._member(live, task, targets[task], yield_frac) for task in moving), return_exceptions=True
@@ -67,10 +68,10 @@ class LiveMigration:
         failures.sort(key=lambda failure: isinstance(failure, StaysError))  # the worse error comes first
         moved = [result for result in results if isinstance(result, Moved)]
         if failures:
-            if isinstance(failures[0], StaysError) and moved:
+            if isinstance(failures[0], StaysError) and (moved or self.operations.divides):
                 await self._level_caps(live, live.state.yield_frac)
             raise failures[0]
-        if len(moving) < len(targets) and yield_frac != live.state.yield_frac:
+        if self.operations.divides or (len(moving) < len(targets) and yield_frac != live.state.yield_frac):
             await self._level_caps(live, yield_frac)
         return moved
 

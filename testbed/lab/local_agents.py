@@ -124,6 +124,7 @@ class _Place:
             "--state-dir", str(state), "--image-dir", str(images),
             "--image-budget-mib", str(node.image_budget_mib), "--broker-from-stdin",
             "--die-with-parent" if record is None else "--ephemeral",
+            *(["--cpu-set", ",".join(map(str, node.cpu_set))] if node.cpu_set else []),
         ]  # fmt: skip
         self._process: _Process | None = None
 

@@ -12,6 +12,7 @@ from testbed.bus.lease import new_token, token_digest
 from testbed.bus.messages import (
     Adopt,
     DropImage,
+    Exchange,
     Fence,
     FetchImage,
     GuestSpec,
@@ -36,6 +37,7 @@ from testbed.lab.mpi_exchange import MpiExchange
 from testbed.lab.node_facts import check_fetch
 from testbed.lab.replies import Guests, Nodes, ReplyError
 from testbed.lab.saving import Saving
+from testbed.lab.sharing import Sharing
 from testbed.scenario.schema import DeadlinesTable
 
 _HELD = "held"  # the state of a guest in samples of all drivers
@@ -56,10 +58,13 @@ class _Caps(msgspec.Struct):
 class Operations:
     """The mechanics of one run's jobs; knows nodes and guests, but no policy and no ledger.
 
-    With `fences` guests have fences, which must be renewed.
+    With `fences` guests have fences, which must be renewed. With `sharing` they exchange shares.
     """
 
-    def __init__(self, nodes: Nodes, deadlines: DeadlinesTable, fences: FenceBook | None = None) -> None:
+    def __init__(
+        self, nodes: Nodes, deadlines: DeadlinesTable, fences: FenceBook | None = None, sharing: Sharing | None = None
+    ) -> None:
+        self._sharing = sharing
         self._commands = JobCommands(nodes, deadlines)
         self._saving = Saving(self._commands, self._all_there, self.drop_images)
         self._nodes = nodes
@@ -110,6 +115,7 @@ class Operations:
         self, live: JobGuests, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef], *, cold: bool
     ) -> dict[str, float]:
         deadline_s = self._commands.bulk_s(live.memory_mib)
+        exchange = None if self._sharing is None else self._sharing.order(live, nodes)
         replies = await in_parallel(
             [
                 self._commands.ask(
@@ -121,6 +127,7 @@ class Operations:
                         cold=cold,
                         verify=live.verified,
                         fence=self.fence(node, spec.guest),
+                        exchange=exchange,
                     ),
                     _Started,
                     deadline_s,
@@ -174,16 +181,38 @@ class Operations:
                 joins.cancel()
                 await asyncio.gather(joins, return_exceptions=True)
 
+    @property
+    def divides(self) -> bool:
+        """Whether guests of a job divide its yield: then their caps differ from the yield's."""
+        return self._sharing is not None and self._sharing.capped
+
     async def set_cap(self, live: JobGuests, yield_frac: float) -> dict[int, float]:
         """Set the caps of a job's guests; return the caps in force by task, in cores, as read back.
 
-        The cap in force of a held guest may differ from the one set: see `SetCaps`.
+        The cap in force of a held guest may differ from the one set: see `SetCaps`. Guests that divide the yield first
+        all go down to it, and only then begin anew: so their sum is never more than either yield gives.
         """
+        exchange = None
+        if self._sharing is not None and self.divides:
+            exchange = self._sharing.order(live, live.state.running_on or ())
+        if exchange is not None:
+            await self._set_caps(live, yield_frac, lower=True)
+        return await self._set_caps(live, yield_frac, exchange)
+
+    async def end_dividing(self, live: JobGuests, yield_frac: float) -> None:
+        """Let guests that divide a yield go down to `yield_frac`, and exchange nothing until the next `set_cap`."""
+        if self.divides and len(live.specs) > 1:
+            await self._set_caps(live, yield_frac, lower=True)
+
+    async def _set_caps(
+        self, live: JobGuests, yield_frac: float, exchange: Exchange | None = None, *, lower: bool = False
+    ) -> dict[int, float]:  # fmt: skip
         by_node: dict[int, dict[str, float]] = {}
         for node, spec in self._placed(live):
             by_node.setdefault(node, {})[spec.guest] = cap_at(spec, yield_frac)
         orders = {
-            node: SetCaps(caps=caps, generations=dict.fromkeys(caps, live.generation)) for node, caps in by_node.items()
+            node: SetCaps(caps=caps, generations=dict.fromkeys(caps, live.generation), exchange=exchange, lower=lower)
+            for node, caps in by_node.items()
         }
         replies = await in_parallel(
             [self._commands.ask(node, order, _Caps, self._deadlines.command_s) for node, order in orders.items()]
@@ -218,12 +247,14 @@ class Operations:
     async def adopt(self, live: JobGuests, samples: Mapping[str, GuestSample], yield_frac: float) -> None:
         """Take over the guests of a job that an earlier controller has started, as far as they are in `samples`.
 
-        Their caps are set, and held guests continue.
+        Their caps are set, and held guests continue. Those that divided the yield of their job begin anew.
         """
         placed = [(node, spec) for node, spec in self._placed(live) if spec.guest in samples]
         await in_parallel([self._adopt(live, node, spec, yield_frac) for node, spec in placed])
         held = [(node, spec) for node, spec in placed if samples[spec.guest].state == _HELD]
         await in_parallel([self._nodes.call(node, release_of(spec), self._deadlines.command_s) for node, spec in held])
+        if self.divides and len(placed) == len(live.specs):
+            await self.set_cap(live, yield_frac)
 
     async def _adopt(self, live: JobGuests, node: int, spec: GuestSpec, yield_frac: float) -> None:
         order = Adopt(

@@ -64,6 +64,8 @@ _ALL_TAGS = (
     Tag("source", str, "nodes of the scenario", "name of the node that a guest left"),
     Tag("job", int, "jobs of the trace", "id of the job in the trace"),
     Tag("task", int, "tasks of the largest job", "number of the task in its job, from 0"),
+    Tag("giver", str, "tasks of the largest job, and one", "who gave shares: number of a task, or `bank`"),
+    Tag("receiver", str, "tasks of the largest job, and one", "who took shares: number of a task, or `bank`"),
     Tag("shape", str, "twice the CPU needs of the trace", "what a job's speed depends on: parallel or not, CPU need"),
     Tag(
         "verb", str, "closed set", "what was done to the job",
@@ -124,6 +126,19 @@ _ALL = (
                 "room for images of saved guests: free space on their disk, or what the node's budget leaves if that "
                 "is less; an image that is being written counts once it is complete; left out where nothing limits it",
             ),
+            Field(
+                "exchange_sent",
+                int,
+                "",
+                "messages about shares that the agent has sent to other agents since it started; left out as long as "
+                "it has had no guest that exchanges shares",
+            ),
+            Field(
+                "exchange_received",
+                int,
+                "",
+                "messages about shares that the agent has received from others since it started, likewise",
+            ),
         ),
     ),
     Measurement(
@@ -154,11 +169,38 @@ _ALL = (
                 "cores",
                 "CPU cap that was asked for; points of versions without this field tell it as `cap_cores`",
             ),
+            Field(
+                "share_cores",
+                float,
+                "cores",
+                "share of a guest that competes by shares, as read back for this point; others have none",
+            ),
+            Field(
+                "bank_cores",
+                float,
+                "cores",
+                "shares that the bank of the job has, at the node of its first task; other guests have no such field",
+            ),
             Field("cpu_s", float, "s", "CPU time used since the guest was created"),
             Field("rss_mib", float, "MiB", "resident memory"),
             Field("read_mib", float, "MiB", "read from storage since the guest was created"),
             Field("written_mib", float, "MiB", "written to storage since the guest was created"),
             Field("units_done", int, "units", "work done, over all its lives"),
+        ),
+    ),
+    Measurement(
+        "share_transfer",
+        "shares that a task, or the bank of its job, has taken from another, each time that the amount has changed; "
+        "node is that of the receiver",
+        ("node", "job", "giver", "receiver"),
+        (
+            Field(
+                "taken_cores",
+                float,
+                "cores",
+                "sum of all transfers in the present life of the job, so a share that moves twice counts twice; less "
+                "than before in the next life",
+            ),
         ),
     ),
     Measurement(

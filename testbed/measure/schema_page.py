@@ -13,7 +13,7 @@ _TIME_NS = 1_795_171_867_512_345_678
 # What examples show: by the name of a field or tag, else by the field's type.
 _EXAMPLES: dict[str, Value] = {
     "node": "node-a", "source": "node-b", "job": "72", "task": "0", "shape": "serial, need 0.25", "state": "running",
-    "online": True, "reason": "",
+    "online": True, "reason": "", "giver": "3", "receiver": "bank",
 }  # fmt: skip
 _BY_KIND: dict[type, Value] = {float: 0.25, int: 3, bool: True, str: "text"}
 

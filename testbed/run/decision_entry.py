@@ -9,7 +9,7 @@ import msgspec
 from testbed.run.entry import Entry, about
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the policy saw: one row per job in the system in the columns of jobs, to the last bit."""
 
     time_s: Annotated[float, about("time of the decision", "trace s")]
@@ -24,6 +24,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     task_node: Annotated[tuple[int, ...], about("node of each task of each job in turn, -1 for a task without one")]
     start_time_s: Annotated[tuple[float | None, ...], about("times of the first start, null before", "trace s")]
     estimate_s: Annotated[tuple[float | None, ...], about("estimated run times, null without", "trace s")]
+    urgent: Annotated[tuple[bool, ...], about("for which jobs others may be paused; left out if for none")] = ()
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):

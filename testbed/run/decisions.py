@@ -39,7 +39,11 @@ def decision_event(
         decide_s=decide_s,
         policy=policy,
         view=events.View(
-            time_s=view.time_s, **columns, start_time_s=_plain(view.start_time_s), estimate_s=_plain(view.estimate_s)
+            time_s=view.time_s,
+            **columns,
+            start_time_s=_plain(view.start_time_s),
+            estimate_s=_plain(view.estimate_s),
+            urgent=tuple(view.urgent.tolist()) if view.urgent.any() else (),
         ),
         event=events.Trigger(
             completed=event.completed, submitted=event.submitted, periodic=event.periodic, changed=event.changed
@@ -57,8 +61,9 @@ def read_view(view: events.View) -> ClusterView:
     """Rebuild the view of a journalled decision."""
     columns: dict[str, Any] = {name: np.array(getattr(view, name), dtype=kind) for name, kind in _TYPES.items()}
     return ClusterView(
-        time_s=view.time_s, **columns, start_time_s=_floats(view.start_time_s), estimate_s=_floats(view.estimate_s)
-    )
+        time_s=view.time_s, **columns, start_time_s=_floats(view.start_time_s), estimate_s=_floats(view.estimate_s),
+        urgent=np.array(view.urgent or (False,) * len(view.job_id), dtype=np.bool_),
+    )  # fmt: skip
 
 
 def read_event(event: events.Trigger) -> Event:

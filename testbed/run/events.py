@@ -83,6 +83,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_mib: Annotated[int | None, about("memory of a task; journals before version 3 do not have it")] = None
     cpu_cores: Annotated[float | None, about("CPU need of a task; journals before version 3 do not have it")] = None
     estimate_s: Annotated[float | None, about("the user's estimate of the run time, if there is one", "trace s")] = None
+    urgent: Annotated[bool, about("whether others may be paused for it")] = False
+    program: Annotated[str | None, about("what its tasks run, if it is not the scenario's program")] = None
 
 
 class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
@@ -93,6 +95,15 @@ class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
     nodes: Annotated[
         tuple[str, ...], about("names of the nodes, in the order of their numbers; journals before version 3 lack it")
     ] = ()
+    served: Annotated[bool, about("whether users give the lab more jobs, until an order to close")] = False
+
+
+class Arrived(Entry, frozen=True, kw_only=True, tag="arrived"):
+    """A user of a served lab gave it a job."""
+
+    arrival: Annotated[TraceJob, about("the job")]
+    by: Annotated[str, about("the user who gave it")]
+    addresses: Annotated[tuple[str, ...], about("addresses of its guests, per task")]
 
 
 class Teardown(Entry, frozen=True, kw_only=True, tag="teardown"):
@@ -409,7 +420,9 @@ class Order(Entry, frozen=True, kw_only=True, tag="order"):
     From `pause` and `stop` on, trace time stands still, and running jobs are saved.
     """
 
-    order: Annotated[str, about("`pause`, `continue`, `stop`, `drain` (a node) or `return` (a node)")]
+    order: Annotated[
+        str, about("`pause`, `continue`, `stop`, `close` (no more jobs), `drain` (a node) or `return` (a node)")
+    ]
     node: Annotated[str | None, about("name of the node that is drained or returned; null for other orders")] = None
     by: Annotated[str, about("who gave it: user and process, as the kernel of the controller's machine reports them")]
 
@@ -438,10 +451,10 @@ class Refused(Entry, frozen=True, kw_only=True, tag="refused"):
 
 
 Event: TypeAlias = (
-    Begin | Calibration | Replay | Decision | Job | Stranded | Intent | NoRoom | Retry | Outcome | Migration | Cleared
-    | ImagesDropped | Replicated | Rescheduling | ReschedulingCutOff | Suspension | Guest | Node | Limit | Suspicious
-    | Telemetry | Unsent | Welcome | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted
-    | Teardown | Clock | Order | ClockStarted | Resumed | Recovered | FenceAwaited
+    Begin | Calibration | Replay | Arrived | Decision | Job | Stranded | Intent | NoRoom | Retry | Outcome | Migration
+    | Cleared | ImagesDropped | Replicated | Rescheduling | ReschedulingCutOff | Suspension | Guest | Node | Limit
+    | Suspicious | Telemetry | Unsent | Welcome | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused
+    | Aborted | Teardown | Clock | Order | ClockStarted | Resumed | Recovered | FenceAwaited
 )  # fmt: skip
 
 KINDS: Final[Mapping[str, type[Entry]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}

@@ -54,8 +54,9 @@ class History:
     `active` are the jobs that were submitted and have not ended, in order of submission. `nodes` are by number.
     `last_action` is the highest number of an operation, `resumes` counts the controllers after the first one.
     `last_s` and `last_trace_s` are the times of the last event, `ended` says that the run is over, `aborted` why it
-    ended early. `standstill` is what the operator ordered for the whole run. `names` are those of the nodes, in the
-    order of their numbers, for journals before version 3, which do not have them.
+    ended early. `standstill` is what the operator ordered for the whole run. A served lab is `closed` once it takes no
+    more jobs. `names` are those of the nodes, in the order of their numbers, for journals before version 3, which do
+    not have them.
     """
 
     names: Sequence[str] = ()
@@ -72,6 +73,7 @@ class History:
     ended: bool = False
     aborted: str = ""
     standstill: Standstill = field(init=False, default_factory=Standstill)
+    closed: bool = False
     _index: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -114,6 +116,8 @@ class History:
                 self.begin, self.version = event, event.version
             case events.Replay():
                 self._replay(event)
+            case events.Arrived():
+                self._arrive(event)
             case events.Decision():
                 self._decide(event)
             case events.Job():
@@ -165,6 +169,11 @@ class History:
                 reason = f"expected one of the nodes {', '.join(self._index)}"
                 raise IllegalEventError(event.order, event.t_s, None, f"node {event.node}", event.order, reason)
             self.nodes[self._index[event.node]].drained = event.order == "drain"
+        elif event.order == "close":
+            if not self.awaits_jobs:
+                reason = "expected a served lab that takes jobs"
+                raise IllegalEventError("order close", event.t_s, None, "closed", "closed", reason)
+            self.closed = True
         else:
             self.standstill.order(event)
 
@@ -180,6 +189,24 @@ class History:
         self.name_nodes(event.nodes)
         for job in event.trace:
             self.jobs.setdefault(job.job, JobHistory(job=job.job)).learn(job)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether users give the jobs, instead of a trace."""
+        return self.replay is not None and self.replay.served
+
+    @property
+    def awaits_jobs(self) -> bool:
+        """Whether users may give more jobs."""
+        return self.is_served and not self.closed
+
+    def _arrive(self, event: events.Arrived) -> None:
+        job = event.arrival
+        if not self.awaits_jobs or job.job in self.jobs:
+            reason = "expected a new job of a served lab that is not closed"
+            raise IllegalEventError("arrived", event.t_s, job.job, "closed", "arrived", reason)
+        self.jobs[job.job] = JobHistory(job=job.job)
+        self.jobs[job.job].learn(job)
 
     def _job(self, event: events.Event, job: int) -> JobHistory:
         found = self.jobs.get(job)

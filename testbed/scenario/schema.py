@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from testbed.bus.imbalance import PATTERN as IMBALANCE_PATTERN
 from testbed.bus.limits import (
     LEAST_NODE_CORES,
     LEAST_PERIOD_S,
@@ -28,6 +29,7 @@ from testbed.errors import InputError
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, expected_url
 from testbed.toml_files import first_mistake, read_toml
 
+ExchangePeriod = Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -99,6 +101,9 @@ class NodeTable(_Table):
 
     `image_budget_mib` limits the images of saved guests on the disk of an agent that this scenario or its lab starts;
     0 is no limit but the disk's. `migration` is needed for live migrations between nodes that are not of a `[box]`.
+    `cpu_set` are the CPUs of this machine that the guests of a spawned agent, or of a node of a `[box]`, may use, by
+    default all. As guests compete by shares only where they cannot run side by side, a node with a part of a core needs
+    one CPU.
     """
 
     name: Name
@@ -107,6 +112,7 @@ class NodeTable(_Table):
     driver: str = "process"
     spawn: bool = True
     image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = 0
+    cpu_set: tuple[Annotated[int, Field(ge=0, lt=MOST_NODE_CORES)], ...] = ()
     migration: NodeMigrationTable | None = None
 
 
@@ -135,6 +141,8 @@ class ProgramsTable(_Table):
 
     `iteration_s` is the dedicated time between two polls of the control channel. `units_per_core_s` fixes how fast a
     core is taken to be, so that jobs get the same work in every run; without it that is measured before each run.
+    `imbalance` is `uniform`, `1/i` (the i-th task of a parallel job has a part 1/i of the work of the first), or
+    `drift:N`: then these parts move on to the next task after every N iterations.
     `check_results_s` are the seconds that the controller spends at the end on comparing results of a random sample of
     jobs with the expected results of their work (`testbed.control.result_checks`).
     """
@@ -149,7 +157,7 @@ class ProgramsTable(_Table):
         "mesh",
         "torus",
     )
-    imbalance: Literal["uniform", "1/i"] = "uniform"
+    imbalance: Annotated[str, Field(pattern=rf"^({IMBALANCE_PATTERN})$")] = "uniform"
     message_bytes: Annotated[int, Field(ge=1, le=64 << 20)] = 4096
     iteration_s: Annotated[float, Field(ge=0.001, le=10)] = 0.04
     units_per_core_s: (
@@ -249,6 +257,41 @@ class ImagesTable(_Table):
     replicas: Annotated[int, Field(ge=0, le=1)] = 0
 
 
+class SharesTable(_Table):
+    """The exchange of shares by policies that let jobs compete by shares, in wall seconds.
+
+    Every `period_s` each node compares the shares of its guests with what they use. The bank of a job, if the policy
+    has one, gives what it has every `grant_s`. A layer below MPI notes which tasks wait for which. With `waits` =
+    `traffic` nodes without it guess that from the traffic of their guests.
+    """
+
+    period_s: ExchangePeriod = 5.0
+    grant_s: ExchangePeriod = 5.0
+    waits: Literal["layer", "traffic"] = "layer"
+
+
+class ServeTable(_Table):
+    """The jobs that users may give to a lab that `testbed serve` serves, and the limits of each user.
+
+    A task's CPU need is one of `cpu_needs_frac`, as the speed of each is measured before the first job comes. It has at
+    least `least_mem_frac` of a node's memory. Jobs run the scenario's programs, or one of `programs`. A job has work
+    for at most `most_work_s` wall seconds on nodes of its own. A user has at most `jobs_per_user` jobs that have not
+    ended, whose tasks need the CPU of at most `nodes_per_user` nodes together. `access` says which users of the
+    controller's machine may give jobs beside root and the controller's own user: none of them (`owner`), those of a
+    group (`group:NAME`), or all (`everybody`).
+    """
+
+    access: Annotated[str, Field(pattern=r"^(owner|everybody|group:[a-z_][a-z0-9_-]{0,31})$")] = "owner"
+    cpu_needs_frac: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)], ...], Field(min_length=1, max_length=16)
+    ] = (0.25, 0.5, 1.0)
+    least_mem_frac: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.1
+    programs: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
+    most_work_s: Positive = 86400.0
+    jobs_per_user: Annotated[int, Field(ge=1, le=100_000)] = 100
+    nodes_per_user: Positive | None = None
+
+
 class BoundTable(_Table):
     """The offline lower bound that stretches are compared with [RR Theorem 1]."""
 
@@ -310,6 +353,8 @@ class Scenario(_Table):
     on_node_loss: Literal["fail", "restart"] = "fail"
     bound: BoundTable = BoundTable()
     images: ImagesTable = ImagesTable()
+    shares: SharesTable = SharesTable()
+    serve: ServeTable = ServeTable()
     box: BoxTable | None = None
     run: RunTable = RunTable()
     influx: InfluxTable | None = None

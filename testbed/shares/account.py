@@ -8,6 +8,7 @@ owner of an account keeps `state` where it outlives the owner, after each change
 
 from __future__ import annotations
 
+from testbed.bus.limits import MOST_COUNT
 from testbed.shares.messages import Receipt, Transfer
 from testbed.shares.state import AccountState, Received, Sent
 
@@ -23,6 +24,16 @@ class Account:
     def shares(self) -> int:
         """The shares in this account, without those in transfers."""
         return self.state.shares
+
+    @property
+    def held(self) -> int:
+        """The shares in this account and in its transfers without an answer: a refused transfer returns."""
+        return self.state.shares + sum(sent.shares for sent in self.state.sent.values())
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """The shares that this account has taken so far, by giver; of those that gave some."""
+        return {source: last.shares for source, last in self.state.received.items() if last.shares}
 
     def give(self, target: str, shares: int) -> Transfer | None:
         """Book a transfer and return it, to be sent; None for no shares, or while an earlier one has no answer."""
@@ -47,8 +58,10 @@ class Account:
         last = self.state.received.get(transfer.source, Received())
         if transfer.number == last.number + 1:
             taken = transfer.shares <= room
-            last = self.state.received[transfer.source] = Received(transfer.number, taken)
-            self.state.shares += transfer.shares if taken else 0
+            shares = transfer.shares if taken else 0
+            last = Received(transfer.number, taken, min(last.shares + shares, MOST_COUNT))
+            self.state.received[transfer.source] = last
+            self.state.shares += shares
         if transfer.number != last.number:
             return None
         return Receipt(source=transfer.source, target=self.owner, number=last.number, taken=last.taken)

@@ -15,10 +15,11 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """The last transfer from another account, and whether it was taken."""
+    """The last transfer from another account, whether it was taken, and the shares of all that were taken so far."""
 
     number: Count = 0
     taken: bool = False
+    shares: Count = 0
 
 
 class AccountState(msgspec.Struct):

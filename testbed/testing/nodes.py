@@ -96,6 +96,15 @@ class Node(Abilities):
         sample = next(sample for sample in self.driver.sample() if sample.guest == guest)
         return sample.cap_cores, sample.wanted_cores
 
+    async def share(self, guest: str) -> float | None:
+        """Return the share in force of a guest, None if it has none."""
+        await self.driver.refresh()
+        return next(sample.share_cores for sample in self.driver.sample() if sample.guest == guest)
+
+    def guessed_waits_s(self, guest: str) -> tuple[float, ...]:
+        """Return the guess for how long a guest has waited for each rank, as it is now."""
+        return next(sample.guessed_waits_s for sample in self.driver.sample() if sample.guest == guest)
+
     async def cpu_s(self, guest: str) -> float:
         """Return the CPU time that a guest has used by now."""
         await self.driver.refresh()

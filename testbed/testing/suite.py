@@ -27,7 +27,7 @@ class DriverSuite:
     """
 
     lacks: frozenset[str] = frozenset()
-    """Abilities of the driver's class (`save`, `live`, `mpi`, `native`) that it does not have where the tests run."""
+    """Abilities of the driver's class that it lacks where the tests run, such as `save`, `live`, `mpi` or `native`."""
     leaves = True
     """Guests outlive an agent that is killed, until they are swept away."""
     lazy = True
@@ -103,8 +103,10 @@ class DriverSuite:
                 for node in nodes:
                     await node.open()
                     node.budget.image_dir.mkdir(parents=True, exist_ok=True)
-                if lacking := [need for node in nodes for need in needs if need not in node.capabilities]:
-                    pytest.skip(f"driver {nodes[0].driver.name} has not the ability {lacking[0]}")
+                if lacking := [(node, need) for node in nodes for need in needs if need not in node.capabilities]:
+                    node, need = lacking[0]
+                    why = f": {node.facts.lacks[need]}" if need in node.facts.lacks else ""
+                    pytest.skip(f"driver {node.driver.name} has not the ability {need}{why}")
                 await scenario(*nodes)
             finally:
                 for node in nodes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from node_agent.abilities import PROTOCOLS, Abilities, meter_of
@@ -19,6 +20,7 @@ from testbed.bus.messages import (
     Adopt,
     AnyAction,
     Command,
+    Exchange,
     GuestSpec,
     Hold,
     ImageRef,
@@ -48,6 +50,10 @@ SPEC = GuestSpec(guest="a", run="t", job=1, task=0, program=PROGRAM, cpu_cores=1
 RANK = GuestSpec(
     guest="m", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=10,
     program=ProgramSpec(name="patterns", work_units=1, units_per_iteration=1, seed=1, ranks=2),
+)  # fmt: skip
+GUESSED = Exchange(
+    mode="distributed", secret="0" * 64, period_s=1.0, grant_s=1.0, nodes={"a": "n1", "b": "n2"}, waits="traffic",
+    addresses=("10.77.1.1/16", "10.77.1.2/16"),
 )  # fmt: skip
 IMAGE = ImageRef(image="a.img", bytes=1, digest="0" * 32)
 TO = Destination(uri="null://n2/system", host="n2", node="n2")
@@ -134,6 +140,8 @@ REFUSED = {
     "mpi": [MpiJoin(guest="a", session="0" * 16), MpiPass(guest="a", session="0" * 16, number=1, keys=(), last=True),
             Start(spec=RANK, cap_cores=1.0)],
     "native": [Native(program=PROGRAM, seconds=1.0)],
+    "shares": [Start(spec=msgspec.structs.replace(SPEC, share_cores=0.5), cap_cores=1.0)],
+    "traffic": [Start(spec=SPEC, cap_cores=1.0, exchange=GUESSED)],
 }  # fmt: skip
 
 
@@ -191,6 +199,36 @@ def test_what_a_driver_lacks_on_a_machine_is_refused_with_the_reason(tmp_path: P
             assert str(reply.error).endswith(": the machine is too old")
 
     with_agent(Lacking(), tmp_path, play)
+
+
+def test_where_ranks_count_their_waits_nobody_needs_to_guess() -> None:
+    able = Abilities(CoreDriver())
+    able.found(DriverFacts(("waits",)))
+    able.check_start(SPEC, GUESSED)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_an_agent_has_waits_guessed_where_its_ranks_do_not_count_them(tmp_path: Path, counts: bool) -> None:
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    class Guessing(NullDriver):
+        async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
+            await super().open(budget, tell)
+            return DriverFacts(("waits",) if counts else ())
+
+        async def set_share(self, _guest: str, share_cores: float) -> float:
+            return share_cores
+
+        async def guess_waits(self, guest: str, addresses: Sequence[str]) -> None:
+            asked.append((guest, tuple(addresses)))
+
+    async def play(_status: NodeStatus, ask: Ask) -> None:
+        shared = msgspec.structs.replace(SPEC, share_cores=0.5)
+        assert (await ask(Start(spec=shared, cap_cores=0.5, exchange=GUESSED))).status == "done"
+        await asyncio.sleep(5 * GUESSED.period_s)  # of virtual time
+
+    with_agent(Guessing(), tmp_path, play)
+    assert asked == ([] if counts else [("a", GUESSED.addresses)])
 
 
 def test_a_guest_that_cannot_be_held_is_destroyed_when_its_controller_is_lost(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.agent.adopted_shares import AdoptedShares
 from support.agent.adoption import AdoptionSuite, Bench
 
 pytestmark = pytest.mark.slow
 
 
-class TestProcesses(AdoptionSuite):
+class TestProcesses(AdoptionSuite, AdoptedShares):
     @pytest.fixture(params=["", "duty"])
     def bench(self, tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
         return Bench(tmp_path, request.param)

@@ -110,6 +110,15 @@ def test_version_2_makes_threaded_groups_and_caps_them(tmp_path):
         assert (group / "cpu.max").read_text(encoding="ascii") == "max 100000"
         assert await caps.set("a", 0.001) == 1000 / PERIOD_US  # the kernel's least
         assert await caps.set("a", None) is None
+        await caps.bound(0.35)
+        assert (own / "dfrs-n0" / "cpu.max").read_text(encoding="ascii") == "35000 100000"
+        for part_frac, weight in ((0.3, "3000"), (1.0, "10000"), (0.0, "1")):
+            assert await caps.weigh("a", part_frac) == caps.weight("a") == int(weight) / 10_000
+            assert (group / "cpu.weight").read_text(encoding="ascii") == weight
+        with pytest.raises(KeyError):
+            await caps.weigh("b", 0.5)
+        with pytest.raises(KeyError):
+            caps.weight("b")
         await caps.close()
         assert not group.exists()
         assert (own / "cgroup.subtree_control").read_text(encoding="ascii") == "-cpu"

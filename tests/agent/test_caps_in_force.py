@@ -228,7 +228,7 @@ class Hypervisor:
 
 def virtual_guest(vcpus: Vcpus, told: list[DriverEvent]) -> VirtualGuest:
     platform = SimpleNamespace(timeouts=Timeouts(), console_path=lambda _name: Path("/nowhere/console"))
-    guest = VirtualGuest(SPEC, 0.5, Hypervisor(), platform, told.append, lambda _guest: None)
+    guest = VirtualGuest(SPEC, 0.5, Hypervisor(), platform, told.append, lambda _guest: None, 1.0)
     guest._cap.vcpus = vcpus  # as `appear` finds them
     guest.state = VirtualState.RUNNING
     return guest

@@ -83,7 +83,7 @@ class Nothing:
 
 
 def virtual(told: list[DriverEvent]) -> VirtualGuest:
-    guest = VirtualGuest(SPEC, 1.0, Nothing(), Nothing(), told.append, lambda _guest: None)
+    guest = VirtualGuest(SPEC, 1.0, Nothing(), Nothing(), told.append, lambda _guest: None, 1.0)
     guest.state = State.RUNNING
     return guest
 

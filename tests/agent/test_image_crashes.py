@@ -101,7 +101,7 @@ def node(folder: Path, *, guest: bool) -> Agent:
     if guest:
         held = driver._put(SPEC, 1.0, 0.0)
         held.runs = held.held = True
-        agent._memory_mib["a"] = 1
+        agent._residents.found(SPEC)
     return agent
 
 

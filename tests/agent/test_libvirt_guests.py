@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -31,7 +32,8 @@ from support.agent.libvirt_nodes import (
 from support.libvirt_box import driver_options, libvirt_box, needs_hypervisor
 from support.live import HANG_S, until
 
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, DriverFacts
+from node_agent.guests.image import current
 from testbed.bus.messages import GuestSpec
 from testbed.testing.accuracy import Accuracy, Window
 
@@ -88,6 +90,71 @@ async def held_and_given_up(one: Node, spec: GuestSpec, image: Path, monkeypatch
     saving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await saving
+
+
+async def waits(place: Node, spec: GuestSpec, least_s: float) -> tuple[float, ...]:
+    """Return the waits of a rank once they are longer than that, in the sample of its node."""
+    await until(lambda: sum(place.sample(spec.guest).waits_s) > least_s, f"waits of {spec.guest} beyond {least_s}")
+    return place.sample(spec.guest).waits_s
+
+
+def test_waits_are_counted_on_through_a_save_and_a_live_migration(lab: object, tmp_path: Path):
+    """Rank 1 has half of the work of rank 0, so it waits for it. Its waits are in its memory, and go where it goes."""
+
+    async def play(one: Node, two: Node) -> None:
+        assert "waits" in one.facts.capabilities
+        specs = [
+            msgspec.structs.replace(spec, program=msgspec.structs.replace(spec.program, imbalance="1/i"))
+            for spec in parallel(THROTTLED_UNITS // 2, 2)
+        ]
+        await start_job([(one, spec) for spec in specs], THROTTLED_CORES)
+        (before_s, own_s) = await waits(one, specs[1], 0.5)
+        assert before_s > 0.5
+        assert own_s == 0
+        images = [one.images / f"{spec.guest}.img" for spec in specs]
+        await asyncio.gather(*(one.driver.hold(spec.guest) for spec in specs))
+        held_s = one.sample(specs[1].guest).waits_s[0]
+        for spec, image in zip(specs, images, strict=True):
+            await one.driver.save(spec.guest, None, image)
+        assert one.driver.sample() == []
+        for spec, image in zip(specs, images, strict=True):
+            await two.driver.restore(spec, THROTTLED_CORES, image)
+            assert two.sample(spec.guest).waits_s == (), "the new agent knows nothing yet"
+        await asyncio.gather(*(two.driver.release(spec.guest) for spec in specs))
+        restored_s = (await waits(two, specs[1], 0.0))[0]
+        assert restored_s >= held_s
+        await waits(two, specs[1], restored_s + 0.2)
+        left_s = two.sample(specs[1].guest).waits_s[0]
+        await migrate(two, one, specs[1], THROTTLED_CORES)
+        assert (await waits(one, specs[1], 0.0))[0] >= left_s
+        await waits(one, specs[1], left_s + 0.2)
+        assert await finish([(two, specs[0]), (one, specs[1])]) == [twin(spec) for spec in specs]
+
+    on_both(lab, tmp_path, play)
+
+
+def test_waits_need_a_bridge_and_the_layer_in_the_image(lab: object, tmp_path: Path):
+    image = current().folder
+    other = tmp_path / "images" / "current"
+    other.mkdir(parents=True)
+    for file in image.iterdir():
+        (other / file.name).symlink_to(file)
+    manifest = json.loads((image / "manifest.json").read_text())
+    (other / "manifest.json").unlink()
+    (other / "manifest.json").write_text(json.dumps({key: manifest[key] for key in manifest if key != "waits"}))
+
+    async def facts(**options: str) -> DriverFacts:
+        async with node(lab, "a", tmp_path, **options) as one:
+            return one.facts
+
+    async def main() -> None:
+        without_bridge, without_layer = await facts(bridge=""), await facts(image=str(other.parent))
+        assert {"waits"} & {*without_bridge.capabilities, *without_layer.capabilities} == set()
+        assert without_bridge.lacks["waits"] == "its guests have no network without a bridge"
+        why = "the guest image has no layer that notes which ranks wait for which"
+        assert without_layer.lacks == {"waits": why}
+
+    asyncio.run(main())
 
 
 def test_a_save_that_is_given_up_loses_nothing(lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

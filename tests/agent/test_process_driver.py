@@ -13,5 +13,7 @@ class TestProcessDriver(ProcessSuite):
 
 
 class TestProcessDriverWithoutPrivilege(ProcessSuite):
+    lacks = frozenset({"shares"})
+
     def make(self) -> Driver:
         return ProcessDriver(caps="duty")

@@ -17,7 +17,7 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.guests.channel import ChannelError, Message
 from node_agent.programs.segments import segments_of
 from node_agent.programs.task import TOPOLOGIES
-from node_agent.programs.topology import neighbours
+from testbed.bus.topology import neighbours
 from testbed.testing.nodes import Node
 
 pytestmark = pytest.mark.slow

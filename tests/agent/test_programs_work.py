@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from node_agent.programs.ballast import Ballast, ballast_mib
 from node_agent.programs.kernel import ELEMENTS, LCG_A, LCG_C, Kernel
 from node_agent.programs.task import TOPOLOGIES, Task, TaskError
-from node_agent.programs.topology import children, grid, neighbours, parent, subtree
 from node_agent.programs.words import GOLDEN, MASK, fold, mix64, seed_of, stream
+from testbed.bus.topology import children, grid, neighbours, parent, subtree
 
 WORD = st.integers(0, MASK)
 
@@ -75,7 +75,7 @@ def test_work_is_the_defined_recurrence_for_every_worker_however_it_is_cut(seed,
     assert kernel.checksum() == seed_of(*(fold(array) for array in kernel.arrays))
 
 
-@given(st.integers(1, 5000), st.integers(1, 900), st.integers(0, 6), st.sampled_from(["uniform", "1/i"]))
+@given(st.integers(1, 5000), st.integers(1, 900), st.integers(0, 6), st.sampled_from(["uniform", "1/i", "drift:4"]))
 def test_shares_of_the_iterations_add_up_to_the_work(work, step, rank, imbalance):
     one = task(work_units=work, units_per_iteration=step, rank=rank, ranks=7, imbalance=imbalance)
     done = [one.units_after(k) for k in range(one.iterations + 1)]
@@ -86,7 +86,8 @@ def test_shares_of_the_iterations_add_up_to_the_work(work, step, rank, imbalance
         if imbalance == "uniform":
             assert one.share(k) == after - before
         else:
-            assert one.share(k) == max(1, round((after - before) / (rank + 1)))
+            moved = k // 4 if imbalance == "drift:4" else 0
+            assert one.share(k) == max(1, round((after - before) / ((rank - moved) % 7 + 1)))
 
 
 @given(st.sampled_from(TOPOLOGIES), st.integers(1, 40))

@@ -161,7 +161,7 @@ def with_machine(tmp_path: Path, per_look_s: float, answer: Callable[[FakeGuest,
         timeouts = Timeouts(order_s=HANG_S, silence_s=0.2, reattach_s=0.05, reattachments=2)
         async with FakeGuest(tmp_path / "ctl", answer).open() as end:
             platform = FakePlatform(tmp_path / "ctl", Machine(per_look_s), timeouts)
-            guest = VirtualGuest(SPEC, 1.0, FakeHypervisor(), platform, told.append, lambda _guest: None)
+            guest = VirtualGuest(SPEC, 1.0, FakeHypervisor(), platform, told.append, lambda _guest: None, 1.0)
             try:
                 await guest.appear()
                 await guest.attach(HANG_S)

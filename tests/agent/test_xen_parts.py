@@ -113,7 +113,7 @@ class _Credit:
 @given(st.floats(0.0, 4.0), st.integers(1, 8))
 def test_a_cap_is_percent_of_one_physical_cpu_for_the_whole_domain(each_cores: float, vcpus: int):
     domain = _Credit(vcpus)
-    domain.setSchedulerParameters({"cap": 0})
+    domain.setSchedulerParameters({"cap": 0, "weight": 256})
     there = SimpleNamespace(now=lambda _name, function: function(domain))
     cpus = XenVcpus("x", there, vcpus, 6.0)
     cpus.set_cap(domain, each_cores)

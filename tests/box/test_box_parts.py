@@ -18,6 +18,7 @@ from testbed.lab.box.commands import CommandError, run
 from testbed.lab.box.control_group import ControlGroup, control_groups
 from testbed.lab.box.order import make_in_order, remove_in_order
 from testbed.lab.box.partition import Hierarchies, Partition, hierarchies
+from testbed.lab.box.services import arguments
 from testbed.lab.boxes import spec_of
 from testbed.scenario.schema import check_scenario, load_scenario
 
@@ -184,6 +185,22 @@ def test_a_box_has_an_address_and_a_capacity_for_each_node():
     assert [node.has_hypervisor for node in spec.nodes] == [True, False]
     assert Partition(spec, spec.nodes[0]).quota_us == 100_000
     assert spec.nodes[0].full_name == "dfrs-x-a"
+
+
+def test_the_guests_of_a_node_have_the_cpus_of_its_cpu_set():
+    nodes = [
+        {"name": "a", "driver": "libvirt", "cpu_set": [0, 2]}, {"name": "b", "cpu_set": [1]}, {"name": "c"},
+        {"name": "d", "driver": "libvirt"},
+    ]  # fmt: skip
+    spec = spec_of(check_scenario({**SCENARIO, "nodes": nodes}, Path("x")))
+    of = {node.name: arguments(node) for node in spec.nodes}
+    assert "pin=0,2" in of["a"]
+    assert "--cpu-set" not in of["a"]  # libvirt starts its guests
+    assert of["b"][of["b"].index("--cpu-set") + 1] == "1"
+    assert not [word for name in "cd" for word in of[name] if word == "--cpu-set" or word.startswith("pin")]
+    nested = [{"name": "a", "driver": "xen", "cpu_set": [0]}]
+    with pytest.raises(UserError, match=r"node a: cpu_set = \[0\]: expected none, as a node with driver xen is"):
+        spec_of(check_scenario({**SCENARIO, "nodes": nested}, Path("x")))
 
 
 @given(

@@ -279,6 +279,8 @@ def test_the_grid_of_saves_tells_memory_from_company(lab):
             least = felt.least_mib(lab)
             assert len(sizes) == (0 if room < least else 1) or (min(sizes) == least and max(sizes) == room)
             assert len(sizes) >= 2 or room < 1.25 * least
+        alone = {one["memory_mib"] for one in plain if one["concurrent"] == 1}
+        assert quick or len(alone) == len(felt.levels_mib(lab, 1, 5)), "also of emulated guests: times against memory"
 
 
 @pytest.mark.parametrize(

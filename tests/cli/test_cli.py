@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,25 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(small: Path) -> None:
     assert "start job 1 on node-a at yield 1.00" in result.stdout
     assert "2 / 2" in result.stdout
     assert sorted(path.name for path in small.iterdir()) == ["jobs.csv", "small.toml"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_run_goes_on_without_a_reader_of_its_display(small: Path, stream: str) -> None:
+    words = ["run", "small.toml", "--dry-run", *(["--json"] if stream == "stderr" else [])]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "testbed", *words], cwd=small, check=False, timeout=HANG_S,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writer},
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    assert result.returncode == 0, result.stderr
+    if stream == "stdout":
+        assert result.stderr == b""
+    else:
+        assert len(json.loads(result.stdout)) == 1
 
 
 def test_a_dry_run_of_two_policies_as_json(small: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.agent.adopted_shares import AdoptedShares
 from support.agent.adoption import AT_WORK, SAVE, AdoptionSuite, Bench, ended
 from support.containers.engine import EngineAt, why_not
 from support.live import until
@@ -40,7 +41,7 @@ def remove_all(url: str) -> None:
             found.remove(force=True)
 
 
-class TestContainers(AdoptionSuite):
+class TestContainers(AdoptionSuite, AdoptedShares):
     @pytest.fixture
     def bench(self, tmp_path: Path, docker_engine: EngineAt) -> Bench:
         return Bench(tmp_path, docker_engine.url)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.containers.engine import EngineAt, engine, why_not
+from support.containers.engine import EngineAt, engine, group_of, why_not
 from support.containers.suite import Containers
 from support.live import ENDLESS_UNITS
 
@@ -107,7 +107,7 @@ class TestWholeContainers(Containers):
             image = node.budget.image_dir / "a.img"
             await node.driver.save("a", None, image)
             other = Node(
-                DockerDriver(url=self._url, save="program"),
+                DockerDriver(url=self._url, save="program", cgroup_parent=group_of(self._url)),
                 replace(node.budget, node="other", state_dir=tmp_path / "other"),
             )
             try:
@@ -130,7 +130,7 @@ def why_no_criu(experimental_engine: EngineAt) -> str:
     async def main() -> str:
         with tempfile.TemporaryDirectory(prefix="agent-") as name:
             folder = Path(name)
-            driver = DockerDriver(url=experimental_engine.url, save="criu")
+            driver = DockerDriver(experimental_engine.url, "criu", group_of(experimental_engine.url))
             try:
                 budget = NodeBudget("n", 1.0, 1000, folder / "s", folder / "i", "127.0.0.1", "dfrs-t-")
                 facts = await driver.open(budget, lambda _driver_event: None)
@@ -151,7 +151,7 @@ def test_where_criu_does_not_work_programs_save_themselves(
     from node_agent.drivers.containers.driver import DockerDriver
 
     async def main() -> None:
-        driver = DockerDriver(url=experimental_engine.url, save="criu")
+        driver = DockerDriver(experimental_engine.url, "criu", group_of(experimental_engine.url))
         budget = NodeBudget("n", 1.0, 1000, tmp_path / "s", tmp_path / "i", "127.0.0.1", "dfrs-t-")
         try:
             await driver.open(budget, lambda _driver_event: None)

@@ -13,17 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 from support.control import interrupting
-from support.control.live_run import ENDLESS_S, JOB_TASKS, Run, checksums
+from support.control.live_run import ENDLESS_S, JOB_TASKS, Run, checksums, lose_early
 from support.control.live_run import start as start  # noqa: PLC0414  # the fixture
-from support.live import HANG_S, wait_until
+from support.live import wait_until
 
 from node_agent.programs.segments import segments_of
 from testbed.control.replay_decisions import replay_decisions
 from testbed.measure.rundir import read_journal
 
 pytestmark = pytest.mark.slow
-
-LOST_AFTER_S = 20.0
 
 
 def test_preempted_and_moved_jobs_end_with_the_checksums_of_an_undisturbed_run(
@@ -109,10 +107,7 @@ def test_a_rank_killed_from_outside_ends_its_job_with_one_line(start: Callable[.
 
 
 def test_a_silent_agent_is_a_lost_node(start: Callable[..., Run], tmp_path: Path) -> None:
-    scenario = (tmp_path / "live.toml").read_text()
-    for name in ("node_silence_s", "node_lost_s"):  # nobody is waited for longer than that
-        scenario = scenario.replace(f"{name} = {HANG_S}", f"{name} = {LOST_AFTER_S}")
-    (tmp_path / "live.toml").write_text(scenario)
+    lose_early(tmp_path)
     # both nodes have a task of job 2; the others fit on the node that is left
     run = start(f"1,0,1,1.0,0.2,60\n2,30,2,1.0,0.6,{ENDLESS_S}\n3,60,1,0.5,0.15,60\n")
     run.until_at_work(2)

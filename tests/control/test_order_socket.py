@@ -20,10 +20,11 @@ from support.live import until
 
 from testbed import Run
 from testbed.cli.control import control, drain
-from testbed.control import order_socket
+from testbed.control import line_socket
+from testbed.control.line_socket import MOST_BYTES, NoControllerError, Peer
 from testbed.control.order_client import give, running_run
-from testbed.control.order_messages import MOST_BYTES, Answer, Request
-from testbed.control.order_socket import SOCKET, NoControllerError, send, takes_orders, taking_orders
+from testbed.control.order_messages import Answer, Request
+from testbed.control.order_socket import SOCKET, send, takes_orders, taking_orders
 from testbed.errors import RunError, UserError
 
 BEGIN = {"kind": "begin", "t_s": 0, "trace_s": 0, "scenario": "s", "policy": "p", "run_tag": "t", "version": 4}
@@ -69,7 +70,7 @@ def in_thread(function: Callable[..., object], *arguments: object) -> Callable[[
 
 def raw(run: Path, data: bytes) -> Answer:
     """Send bytes, and return the answer."""
-    with order_socket._connect(run) as client:
+    with line_socket.connect(run / SOCKET) as client:
         client.sendall(data)
         client.shutdown(socket.SHUT_WR)
         with client.makefile("rb") as answers:
@@ -104,16 +105,16 @@ def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Also if its order comes when the controller has answered and hung up already."""
     run, taker = run_directory(tmp_path / "run"), Taker()
     if late:
-        connect = order_socket._connect
+        connect = line_socket.connect
 
-        def connect_late(run: Path) -> socket.socket:
-            client, over = connect(run), select.poll()
+        def connect_late(path: Path) -> socket.socket:
+            client, over = connect(path), select.poll()
             over.register(client, select.POLLHUP)
             over.poll()
             return client
 
-        monkeypatch.setattr(order_socket, "_connect", connect_late)
-    monkeypatch.setattr(order_socket, "_peer", lambda _client: (1, os.geteuid() + 1))
+        monkeypatch.setattr(line_socket, "connect", connect_late)
+    monkeypatch.setattr(line_socket, "_peer", lambda _client: Peer(1, os.geteuid() + 1))
     answer = with_taker(run, taker, in_thread(send, run, Request("pause")))
     assert not answer.done
     assert answer.text == f"user {os.geteuid() + 1} may not give orders to a run of user {os.geteuid()}"
@@ -154,7 +155,7 @@ def test_what_is_no_order_is_refused(data: bytes, tmp_path: Path) -> None:
             return None
 
     answer = with_taker(run, taker, in_thread(ask))
-    assert answer is None or (not answer.done and answer.text.startswith("not an order: "))
+    assert answer is None or (not answer.done and answer.text.startswith("not a request: "))
     assert taker.requests == []
 
 
@@ -171,7 +172,7 @@ def test_a_client_that_goes_away_or_says_nothing_disturbs_nobody(tmp_path: Path)
     run, taker = run_directory(tmp_path / "run"), Taker()
 
     async def act() -> object:
-        with order_socket._connect(run) as silent, order_socket._connect(run) as gone:
+        with line_socket.connect(run / SOCKET) as silent, line_socket.connect(run / SOCKET) as gone:
             gone.close()
             answer = await asyncio.to_thread(send, run, Request("pause"))
             silent.close()
@@ -182,7 +183,7 @@ def test_a_client_that_goes_away_or_says_nothing_disturbs_nobody(tmp_path: Path)
 
 def test_clients_that_wait_when_the_run_ends_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, taker = run_directory(tmp_path / "run"), Taker(kept=True)
-    monkeypatch.setattr(order_socket, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(line_socket, "CLOSE_S", 0.01)
     waiting: list[asyncio.Future[Answer]] = []
 
     async def main() -> Answer:
@@ -213,7 +214,7 @@ def test_a_directory_without_room_for_a_socket_takes_no_orders_and_the_run_goes_
 
 def stale_socket(run: Path) -> None:
     """Leave what a killed controller leaves."""
-    with order_socket._directory(run) as place, socket.socket(socket.AF_UNIX) as listener:
+    with line_socket._directory(run) as place, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{place}/{SOCKET}")
 
 
@@ -243,7 +244,7 @@ def test_a_controller_that_ends_before_it_answers_is_named(tmp_path: Path) -> No
     run = run_directory(tmp_path / "run")
 
     async def main() -> None:
-        listener = await asyncio.to_thread(order_socket._listen, run)
+        listener = await asyncio.to_thread(line_socket._listen, run / SOCKET, 0o600, None)
         with listener:
             order = asyncio.ensure_future(asyncio.to_thread(send, run, Request("pause")))
             client, _ = await asyncio.get_running_loop().sock_accept(listener)

@@ -301,7 +301,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_a_job_bigger_than_the_cluster_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"job 9: tasks = 5 with mem_req_frac = 0.6 do not fit on 2 nodes"):
+    needs = "job 9: tasks = 5 with mem_req_frac = 0.6 and cpu_need_frac = 1"
+    with pytest.raises(UserError, match=rf"{needs} do not fit on 2 nodes under GreedyPM"):
         rehearse(tmp_path, [Job(9, 0, 5, 1.0, 0.6, 10)])
     assert list(tmp_path.iterdir()) == []
 

@@ -11,10 +11,11 @@ import click
 import pytest
 from support.docs.blocks import PAGES, ROOT, Line, lines
 from support.live import HANG_S
+from support.workload.site_jobs import SACCT_SAMPLE
 
 LINES = lines()
 # these need no lab, and are quick: they are executed below, in the order of the pages
-HERE = ("ca", "trace generate", "policies", "simulate", "doctor", "cleanup --dry-run", "bound")
+HERE = ("ca", "trace generate", "trace convert", "policies", "simulate", "doctor", "cleanup --dry-run", "bound")
 # the others, by their first words: the test that executes them, and the words in it by which it does
 ELSEWHERE = {
     "--hosts": ("tests/ansible/test_node_command.py", '"doctor", "--hosts"'),
@@ -98,6 +99,7 @@ def test_commands_that_need_no_lab_work(page: Path, tmp_path: Path) -> None:
     mine = [
         line for line in LINES if line.page == page.name and line.words[0] == "testbed" and first_words(line) in HERE
     ]
+    (tmp_path / "january.txt").write_text(SACCT_SAMPLE, encoding="utf-8")  # the README gets it from a batch system
     for line in mine:
         done = subprocess.run(
             [sys.executable, "-m", *line.words], cwd=tmp_path, capture_output=True, text=True, check=False,

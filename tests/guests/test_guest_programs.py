@@ -130,6 +130,7 @@ def _together(programs, folder, tasks, **second) -> list[Side]:
 
 CASES = [(topology, ranks, "uniform", 100) for topology in TOPOLOGIES for ranks in (2, 4)]
 CASES += [("torus", 3, "1/i", 1), ("tree", 3, "1/i", 8), ("ring", 4, "1/i", 70001), ("all-to-all", 3, "uniform", 17)]
+CASES += [("ring", 3, "drift:1", 64), ("linear", 4, "drift:2", 64)]
 
 
 @pytest.mark.parametrize(("topology", "ranks", "imbalance", "message_bytes"), CASES)

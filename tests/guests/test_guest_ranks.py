@@ -38,7 +38,7 @@ def guests(programs: Path, short_path: Path):
             (folder / "meminfo").write_text("MemAvailable: 0 kB\n")
             agent = AgentAlone(
                 programs / "agent", folder, DFRS_RUN=str(folder), DFRS_MEMINFO=str(folder / "meminfo"),
-                LD_LIBRARY_PATH=str(BIN.parent / "lib"),
+                LD_LIBRARY_PATH=str(BIN.parent / "lib"), DFRS_LAYER=str(programs / "waits.so"),
             )  # fmt: skip
             stack.enter_context(contextlib.closing(agent))
             agent.host.order("attach", ("after", 0))
@@ -75,6 +75,41 @@ def test_ranks_compute_what_their_twins_do_and_leave_mpi(programs: Path, guests:
         agent.host.order("attach", ("after", 0))
         agent.host.kind("exit", since=since)
         assert not pmi_frames(agent.host, since), "what was answered is told nobody any more"
+
+
+def waits_s(host: Host, least_s: float) -> list[float]:
+    """Return the waits in the first beat in which they are that long."""
+
+    def told(frame: wire.Frame) -> list[float]:
+        return list(map(float, frame.text("waits_s").split(","))) if "waits_s" in frame.fields else []
+
+    return told(host.until(lambda frame: frame.kind == "beat" and sum(told(frame)) > least_s))
+
+
+def test_beats_tell_for_whom_a_rank_waits(programs: Path, guests: list[AgentAlone]) -> None:
+    """Rank 1 has half of the work of rank 0."""
+    host = guests[1].host
+    started(programs, guests, topology="ring", imbalance="1/i", work_units=10**12, units_per_iteration=1000)
+    found_s = waits_s(host, 0.1)
+    assert len(found_s) == 2
+    assert found_s[1] == 0, "nobody waits for itself"
+    assert waits_s(host, 2 * found_s[0])[0] > found_s[0]
+    assert waits_s(guests[0].host, -1)[0] == 0
+    assert not any("waits_s" in frame.fields for frame in host.frames if frame.kind in ("hello", "ready", "pmi"))
+
+
+def test_a_new_task_begins_without_waits(programs: Path, guests: list[AgentAlone]) -> None:
+    started(programs, guests, topology="ring", imbalance="1/i", work_units=10**12, units_per_iteration=1000)
+    waits_s(guests[1].host, 0.01)
+    for agent in guests:
+        agent.host.order("kill", ("signal", 9))
+        agent.host.kind("exit")
+    host = guests[1].host
+    since = len(host.frames)
+    host.order("task", *asdict(task()).items())
+    after = host.until(lambda frame: frame.kind == "ok", since)
+    beat = host.until(lambda frame: frame.kind == "beat", host.frames.index(after))
+    assert "waits_s" not in beat.fields
 
 
 def test_a_rank_that_waits_in_a_barrier_is_served_on_by_its_next_host(programs: Path, guests: list[AgentAlone]) -> None:

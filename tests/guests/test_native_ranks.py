@@ -17,7 +17,8 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.drivers.virt.native import NativePrograms
 from node_agent.programs.segments import segments_of
 from testbed.bus.messages import ProgramSpec
-from testbed.lab.guest_image.recipe_mpi import closure, mpich
+from testbed.host.mpich import mpich
+from testbed.lab.guest_image.recipe_mpi import closure
 
 PATTERNS = ProgramSpec(name="patterns", work_units=ENDLESS_UNITS, units_per_iteration=50, seed=7, ranks=3)
 

@@ -16,7 +16,9 @@ from testbed.packaged import find_campaign, find_scenario, packaged_campaigns, p
 from testbed.scenario.schema import load_scenario
 from testbed.study.checks.settings import Settings
 
-NAMES = {"hpc2n-hour", "kvm-two-nodes", "quickstart", "xen-nested"}
+NAMES = {
+    "dfrs-within", "dps-linear", "hpc2n-hour", "kvm-two-nodes", "quickstart", "xen-nested", "xge", "xge-guests",
+}  # fmt: skip
 ROOT = Path(__file__).parents[2]
 
 
@@ -119,7 +121,7 @@ def test_the_lists_name_all(tmp_path: Path) -> None:
     ids=" ".join,
 )
 def test_every_command_that_takes_a_scenario_takes_its_name(words: list[str], tmp_path: Path) -> None:
-    refused(command(*words, "quickstrat", cwd=tmp_path), "quickstrat", "nearest: quickstart", "packaged: hpc2n-hour")
+    refused(command(*words, "quickstrat", cwd=tmp_path), "quickstrat", "nearest: quickstart", "packaged: dfrs-within")
 
 
 def test_a_run_without_scenario_says_what_there_is(tmp_path: Path) -> None:

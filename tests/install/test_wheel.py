@@ -21,6 +21,7 @@ from support.archives import unpack
 from support.docs.blocks import ROOT, command_lines
 from support.live import HANG_S
 from support.short_run import write_short_run
+from support.workload.site_jobs import SACCT_SAMPLE
 
 pytestmark = pytest.mark.slow
 COMMANDS = command_lines(ROOT / "README.md")
@@ -55,6 +56,13 @@ python -c 'import json, sys, urllib.request as u; print(u.urlopen(json.loads(sys
 kill "$COPROC_PID"
 """
 _PARSES = "it needs another machine; its options are checked by tests/docs, it is executed by tests/secure"
+_SACCT = (
+    "TZ=UTC sacct --allusers --parsable2 --starttime 2026-01-01 --endtime 2026-02-01 --format "
+    "JobIDRaw,Submit,Start,End,ElapsedRaw,State,NCPUS,NNodes,ReqMem,MaxRSS,NTasks,TimelimitRaw,Partition > january.txt"
+)
+_CONVERT = (
+    "testbed trace convert january.txt january.csv --from sacct --cores-per-node 48 --node-memory-gb 192 --task node"
+)
 _LOG = "the log is not part of the project; tests/workload reads it where it is"
 
 QUICK = {
@@ -95,6 +103,11 @@ QUICK = {
         why=_LOG,
         says="short.csv: a job table takes no reading, yet 'hpc2n' was given",  # the scenario's own
         codes=(2,),
+    ),
+    _SACCT: Row(clone="testbed trace convert --help", why="no Slurm is here", says="sacct"),
+    _CONVERT: Row(both=True),
+    'testbed simulate january.csv --nodes 100 --policy EASY --policy "GreedyPM */per/OPT=MIN/MINVT=600"': Row(
+        both=True, says="EASY"
     ),
     "sudo .venv/bin/testbed lab up scenarios/kvm-two-nodes.toml": Row(
         clone="testbed lab up --help", why=_NEEDS_ROOT, says="kvm-two-nodes"
@@ -148,6 +161,7 @@ LONG = {
 
 MAKERS = {  # of the files that commands expect of others before them
     "trace.csv": "testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv",
+    "january.csv": _CONVERT,
     "certificates": "testbed ca init certificates --lab mylab",
     "calibration.toml": "testbed calibrate --quick --report",
 }
@@ -231,6 +245,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folders["empty"].mkdir()
     for folder in folders.values():
         write_short_run(folder)
+        (folder / "january.txt").write_text(SACCT_SAMPLE)
     venv = base / "venv"
     made = shell(f"python3 -m venv {venv} && {venv}/bin/pip install --quiet '{wheel}[{EXTRAS}]'", base, None, 1200)
     assert made.returncode == 0, made.stdout + made.stderr
@@ -343,10 +358,10 @@ def test_authors_of_drivers_inherit_the_suite_from_the_wheel(installed: Installe
     (installed.folders["empty"] / "test_own.py").write_text(DRIVER_TEST)
     done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py::TestOwn", "empty")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^[2-9]\d passed in", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^[2-9]\d passed, 3 skipped in", done.stdout, re.MULTILINE), done.stdout  # those of shares
     done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py::TestBroken", "empty")
     assert done.returncode == 1
-    assert re.search(r"^1 failed, [2-9]\d passed in", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^1 failed, [2-9]\d passed, 3 skipped in", done.stdout, re.MULTILINE), done.stdout
     assert "assert set() == frozenset({'live'})" in done.stdout
     done = installed.shell(
         "python -c \"import sys; sys.modules['pytest'] = None; import testbed.testing as t; t.DriverConformance\"",

@@ -55,7 +55,7 @@ def check(nodes: AgentsAtHand, live: JobGuests, images: tuple[ImageRef, ...], *,
         assert content["units"] == note.at * 100
         ats.append(note.at)
         assert not nodes.driver(node)._guests
-        assert not nodes.agents[node]._memory_mib
+        assert not nodes.agents[node]._residents.names
     assert (len(set(ats)) == 1) is together
 
 

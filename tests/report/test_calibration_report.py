@@ -20,17 +20,25 @@ from testbed.study.calibration.trials import read_trials
 from testbed.study.report.calibration.data import Measured, Row, Series, listed, middle, rows_of
 from testbed.study.report.calibration.lines import lines_of
 from testbed.study.report.calibration.page import calibration_page, write_calibration_report
+from testbed.study.report.calibration.suspend import figure_suspend
 from testbed.study.report.page import document as page_module
 from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg, write_chart
 
 FIGURES = {
-    "save-restore": ("calibration_penalty", "calibration_memory", "calibration_star", "calibration_clocks"),
+    "save-restore": (
+        "calibration_penalty",
+        "calibration_memory",
+        "calibration_suspend",
+        "calibration_star",
+        "calibration_clocks",
+    ),
     "mpi-save-restore": ("calibration_mpi",),
     "live-migration": ("calibration_live",),
     "transfer": ("calibration_transfer",),
     "start": ("calibration_start",),
     "cap-accuracy": ("calibration_caps",),
     "cap-response": ("calibration_response",),
+    "share-accuracy": ("calibration_shares",),
     "proportionality": ("calibration_progress",),
     "isolation": ("calibration_isolation",),
     "virtualisation": ("calibration_virtualisation",),
@@ -153,6 +161,35 @@ def test_every_observation_is_a_dot(whole):
         dots = [one for one in axes.collections if isinstance(one, PathCollection) and one.get_facecolor().size]
         assert sum(len(one.get_offsets()) for one in dots) == len(grid)
         assert len({tuple(one.get_paths()[0].vertices.ravel()) for one in dots}) == 3  # shapes tell levels apart, too
+
+
+def test_suspend_and_resume_of_guests_alone_have_medians_with_intervals_at_every_size(whole):
+    trials, calibration = whole
+    measured = Measured("save-restore", trials, calibration)
+    grid, _others = reschedulings(measured)
+    alone = [row for row in grid if row.number("concurrent") == 1.0]
+    sizes = {row.number("memory_mib") for row in alone}
+    chart = figure_suspend(measured, grid)
+    (axes,) = drawn(chart).axes
+    dots = [one for one in axes.collections if isinstance(one, PathCollection)]
+    assert sum(len(one.get_offsets()) for one in dots) == 2 * len(alone)
+    assert len(axes.containers) == 2 * len(sizes), "each with its interval"
+    resume_s = [row.number("restore_s") + row.number("first_progress_s") for row in alone]
+    assert sorted(dots[1].get_offsets()[:, 1]) == pytest.approx(sorted(resume_s))
+    assert all(f"{size:g} MiB: " in chart.caption for size in sizes)
+    assert "150 s to suspend 7 GB, and 129 s" in chart.caption
+
+
+def test_without_a_guest_alone_there_is_no_figure_of_suspend_and_resume(whole):
+    trials, calibration = whole
+    measured = Measured("save-restore", trials, calibration)
+    grid, _others = reschedulings(measured)
+    together = [row for row in grid if row.number("concurrent") != 1.0]
+    assert figure_suspend(measured, together).reason == "No guest was saved alone."
+    assert (
+        figure_suspend(measured, []).reason
+        == "Not measured: the trials of save-restore do not hold what this figure needs."
+    )
 
 
 @pytest.mark.slow

@@ -162,6 +162,44 @@ def test_in_the_middle_of_a_run_nodes_hold_what_the_decisions_gave(run: Path, tm
     assert checked >= 10
 
 
+def test_guests_that_compete_by_shares_have_their_share_and_their_bank() -> None:
+    telemetry = Telemetry()
+    tags = {"node": "node-a", "job": "7", "task": "0"}
+    fields = {"cap_cores": 1.0, "cpu_s": 1.0, "rss_mib": 1.0, "read_mib": 0.0, "written_mib": 0.0, "units_done": 3}
+    telemetry.feed(to_line("guest", tags, fields, 10**9).encode())
+    guest = telemetry.by_node["node-a"].guests[7, 0]
+    assert (telemetry.has_shares, guest.share_cores, guest.bank_cores) == (False, None, None)
+    telemetry.feed(to_line("guest", tags, {**fields, "share_cores": 0.25, "bank_cores": 0.5}, 2 * 10**9).encode())
+    guest = telemetry.by_node["node-a"].guests[7, 0]
+    assert (telemetry.has_shares, guest.share_cores, guest.bank_cores) == (True, 0.25, 0.5)
+
+
+def test_a_page_of_a_run_with_shares_shows_them(run: Path) -> None:
+    """Shares are in the place of the caps that a policy requests; a page without them is as before."""
+    state = RunState("run")
+    state.feed_manifest(json.loads((run / "manifest.json").read_text()))
+    lines = (run / "events.jsonl").read_bytes().splitlines()
+    for line in lines:
+        state.feed_line(line)
+        if guests := [(node, row) for node in range(2) for row in state.guests(node)]:
+            break
+    page = Page(state)
+    page.update()
+    node, (job, task, requested, *_) = guests[0]
+    plain = page.snapshot()
+    assert "shares" not in plain["head"]
+    assert "banks" not in plain["nodes"][str(node)]
+    tags = {"node": state.names[node], "job": str(job), "task": str(task)}
+    fields = {"cpu_s": 1.0, "rss_mib": 1.0, "share_cores": requested / 4, "bank_cores": 0.125}
+    gone = {**tags, "task": str(task + 50)}
+    state.feed_points([to_line("guest", each, fields, 10**9).encode() for each in (tags, gone)])
+    changed = page.update()
+    assert changed["head"]["shares"] is True
+    shown = changed["nodes"][str(node)]
+    assert [row[2] for row in shown["guests"] if row[:2] == [job, task]] == [pytest.approx(requested / 4, abs=1e-4)]
+    assert shown["banks"] == [[job, 0.125]], "of a guest that is not there nothing is shown"
+
+
 def test_use_is_the_cpu_time_between_the_last_two_samples() -> None:
     telemetry = Telemetry()
     tags = {"run": "a b,c=d", "policy": "Greedy */per=1", "node": "rack 1,node=2", "job": "7", "task": "0"}

@@ -18,6 +18,7 @@ GUESTS = st.builds(
     phase=st.sampled_from(["running", "saving", "restoring"]),
     cap_cores=st.floats(0, 1),
     used_cores=st.floats(0, 2),
+    share_cores=st.none() | st.floats(0, 1),
 )
 NODES = st.builds(
     NodePicture,
@@ -27,6 +28,7 @@ NODES = st.builds(
     memory_mib=st.integers(0, 10**6),
     memory_held_mib=st.integers(0, 10**6),
     guests=st.lists(GUESTS, max_size=6).map(tuple),
+    slot=st.sampled_from(["", "lent", "changing"]),
 )
 OPERATIONS = st.builds(
     OperationPicture,
@@ -62,7 +64,9 @@ def lines_of(picture: Snapshot | None, events: tuple[str, ...], width: int, heig
     st.integers(12, 60),
 )
 def test_picture_never_outgrows_the_terminal(nodes, operations, events, width, height):
-    lines = lines_of(snapshot(nodes=tuple(nodes), operations=tuple(operations)), tuple(events), width, height)
+    banks = {guest.job: 0.1 for node in nodes for guest in node.guests if guest.share_cores is not None}
+    picture = snapshot(nodes=tuple(nodes), operations=tuple(operations), bank_cores=banks)
+    lines = lines_of(picture, tuple(events), width, height)
     assert len(lines) <= height
     assert all(cell_len(line) <= width for line in lines)
 
@@ -88,6 +92,37 @@ def test_picture_tells_what_matters():
     # 40 cells a node: job 71 may use 20 of them, uses 10 and its number covers 2; 75 may use 10 and stands still
     assert bar == "71" + "█" * 8 + "░" * 10 + "75" + "░" * 8 + "·" * 10
     assert "lost" in next(line for line in text if line.startswith("node-b"))
+
+
+def test_guests_that_compete_by_shares_show_their_share_and_what_the_bank_has():
+    guests = (
+        GuestPicture(3, 0, "running", 0.5, 0.25, share_cores=0.5),
+        GuestPicture(5, 1, "running", 0.3, 0.004, share_cores=0.0125),
+    )
+    node = NodePicture("node-a", True, 1.0, 640, 400, guests)
+    picture = snapshot(nodes=(node,), bank_cores={job: job / 100 for job in range(5, 13)})
+    text = lines_of(picture, ("one",), 160, 30)
+    whole = "\n".join(text)
+    for told in (
+        "cores used/share", "░ share", "3.0 0.250/0.500  5.1 0.004/0.013",
+        "banks have  job 5 0.050 cores, job 6 0.060 cores", "job 10 0.100 cores, and 2 more",
+    ):  # fmt: skip
+        assert told in whole
+    out = StringIO()
+    with display_for(Console(file=out, width=300), "title") as plain:
+        plain.show(picture)
+        plain.show(snapshot(wall_s=90.0))
+    with_banks, without = out.getvalue().splitlines()
+    assert "2 planned; banks have: job 5 0.050 cores, " in with_banks
+    assert without.endswith("2 planned")
+
+
+def test_without_shares_nothing_of_them_is_shown():
+    node = NodePicture("node-a", True, 1.0, 640, 400, (GuestPicture(3, 0, "running", 0.5, 0.25),))
+    whole = "\n".join(lines_of(snapshot(nodes=(node,)), ("one",), 160, 30))
+    assert "share" not in whole
+    assert "bank" not in whole
+    assert "cores used/allowed" in whole
 
 
 def test_a_node_with_more_allowed_than_it_has_shows_every_job():

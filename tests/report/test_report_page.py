@@ -1,5 +1,6 @@
 """Pages of runs: whole ones, broken ones, hostile ones, several of them; and what a browser makes of one."""
 
+import csv
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from testbed.study.report.page.document import comparison_page, render, run_page
 from testbed.study.report.page.style import Absent, inline_svg
 from testbed.study.report.run.comparison import band_of, groups_of, same_runs, verdicts
 from testbed.study.report.run.facts import read_facts
+from testbed.study.report.run.response_times import response_table, response_times
 from testbed.study.report.run.run_data import load_run_data
 
 CHROMIUM = "/usr/bin/chromium"
@@ -220,6 +222,55 @@ def test_the_page_of_several_runs_sets_them_side_by_side(repeats, words_only):
     assert "outside the noise band, above it by 8.3% of its edge" in found.text
     alone = comparison_page([load_run_data(path) for path in repeats[2:4]])
     assert "there is no noise band" in Reader(render(alone)).text
+
+
+@pytest.fixture
+def shared(source, tmp_path):
+    """Three runs under DPS/bank and one under DPS/none, with one parallel job each; it failed in one run more."""
+    found = []
+    for number, (policy, end_s) in enumerate(
+        [("DPS/bank", 100.0), ("DPS/bank", 110.0), ("DPS/bank", 120.0), ("DPS/bank", None), ("DPS/none", 150.0)]
+    ):
+        path = shutil.copytree(source, tmp_path / f"shared-{number}")
+
+        def rename(manifest, policy=policy, number=number):
+            manifest.update(policy=policy, run_tag=f"tag-{number}")
+
+        change(path / "manifest.json", rename)
+        with (path / "jobs.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        first = rows[0]
+        first.update(tasks="4", submit_time_s="10", start_time_s="15", end_time_s="" if end_s is None else str(end_s))
+        first["state"] = "failed" if end_s is None else "done"
+        for row in rows[1:]:
+            row["tasks"] = "1"
+        with (path / "jobs.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(first))
+            writer.writeheader()
+            writer.writerows(rows)
+        found.append(path)
+    return found
+
+
+def test_response_times_of_parallel_jobs_have_intervals_over_repeats(shared):
+    groups = groups_of([read_facts(path) for path in shared])
+    bank, none = response_times(groups)
+    assert (bank.policy, bank.values_s, bank.tasks) == ("DPS/bank", (90.0, 100.0, 110.0), 4)
+    assert bank.waits_s == (5.0, 5.0, 5.0)
+    assert bank.mean.value == pytest.approx(100.0)
+    assert bank.mean.high - bank.mean.value == pytest.approx(4.302653 * 10.0 / 3**0.5)
+    assert (none.values_s, none.mean) == ((140.0,), None)
+    table = response_table([bank, none])
+    assert [row[3:6] for row in table.rows] == [("3", "100.0", "75.2 to 124.8"), ("1", "140.0", "–")]  # noqa: RUF001
+
+
+def test_only_pages_of_runs_with_shares_have_response_times(shared, repeats, words_only):
+    page = Reader(render(comparison_page([load_run_data(path) for path in shared])))
+    assert {"responses-section", "responses", "responses-table"} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "75.2 to 124.8" in page.text
+    plain = Reader(render(comparison_page([load_run_data(path) for path in repeats])))
+    assert "responses-section" not in plain.ids
 
 
 def test_a_run_is_set_against_another(source, repeats, words_only):

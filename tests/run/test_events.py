@@ -98,7 +98,7 @@ def test_keys_of_a_later_version_are_ignored(event: events.Event, more: dict[str
 
 
 def test_kinds_are_told_apart_by_one_word() -> None:
-    assert len(KINDS) == len(set(KINDS.values())) == 38
+    assert len(KINDS) == len(set(KINDS.values())) == 39
     assert all(kind_of(decode(line)) == json.loads(line)["kind"] for line in (b'{"t_s":1,"kind":"later","trace_s":2}',))
 
 

@@ -104,6 +104,9 @@ class AccountMachine(RuleBasedStateMachine):
             self.hear(self.bus.pop(), 10 * EACH, "no")
         assert not [each for account in self.accounts.values() for each in account.unanswered()]
         assert sum(account.shares for account in self.accounts.values()) == EACH * len(OWNERS)
+        for owner, account in self.accounts.items():  # what was taken tells who has what, and why
+            given = sum(other.taken.get(owner, 0) for other in self.accounts.values())
+            assert account.shares == EACH + sum(account.taken.values()) - given
 
 
 def test_shares_are_conserved() -> None:

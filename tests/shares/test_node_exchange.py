@@ -15,6 +15,7 @@ NODES = 4
 BOOKED = 0.5  # cores of each node, by `eatcpu`
 WORK = [1 / (node + 1) for node in range(NODES)]  # of an iteration
 PERIODS = 60
+TOTAL = shares_of(NODES)
 
 
 def guest(node: int) -> str:
@@ -31,7 +32,7 @@ class Cluster:
             accounts = {guest(node): AccountState(shares_of(cores))}
             if mode == "bank" and node == 0:
                 accounts[BANK] = AccountState(0)
-            self.nodes.append(NodeExchange(accounts, banked=mode == "bank"))
+            self.nodes.append(NodeExchange(accounts, banked=mode == "bank", total=TOTAL))
 
     def shares(self) -> list[float]:
         return [cores_of(each.shares()[guest(node)]) for node, each in enumerate(self.nodes)]
@@ -93,8 +94,8 @@ def test_the_bank_is_sooner_where_the_waiting_is_far_from_the_work() -> None:
 
 
 def test_a_node_that_is_booked_out_refuses_and_the_giver_keeps_its_shares() -> None:
-    there = NodeExchange({"g0": AccountState(500)}, banked=False)
-    giver = NodeExchange({"g1": AccountState(300)}, banked=False)
+    there = NodeExchange({"g0": AccountState(500)}, banked=False, total=TOTAL)
+    giver = NodeExchange({"g1": AccountState(300)}, banked=False, total=TOTAL)
     (transfer,) = giver.exchange({"g1": Use(100, ["g0"])}, 0, 1)
     assert transfer == Transfer(source="g1", target="g0", number=1, shares=100)
     assert giver.shares() == {"g1": 200}
@@ -105,16 +106,16 @@ def test_a_node_that_is_booked_out_refuses_and_the_giver_keeps_its_shares() -> N
 
 
 def test_the_last_word_of_a_guest_about_its_shortage_counts() -> None:
-    bank = NodeExchange({BANK: AccountState(100)}, banked=True)
+    bank = NodeExchange({BANK: AccountState(100)}, banked=True, total=TOTAL)
     for number, shares in ((2, 10), (1, 90), (2, 10)):
         assert bank.hear(Shortage(source="g1", target=BANK, number=number, shares=shares), 0) == []
     assert bank.grant() == [Transfer(source=BANK, target="g1", number=1, shares=10)]
     assert bank.grant() == [], "who is short says so in each period"
-    assert NodeExchange({"g1": AccountState(1)}, banked=True).grant() == []
+    assert NodeExchange({"g1": AccountState(1)}, banked=True, total=TOTAL).grant() == []
 
 
 def test_messages_for_accounts_that_are_elsewhere_change_nothing() -> None:
-    here = NodeExchange({"g0": AccountState(500)}, banked=False)
+    here = NodeExchange({"g0": AccountState(500)}, banked=False, total=TOTAL)
     for message in (
         Transfer(source="g1", target="g9", number=1, shares=100),
         Receipt(source="g9", target="g1", number=1, taken=False),
@@ -123,3 +124,14 @@ def test_messages_for_accounts_that_are_elsewhere_change_nothing() -> None:
         assert here.hear(message, 10_000) == []
     assert here.shares() == {"g0": 500}
     assert here.unanswered() == []
+
+
+def test_nobody_takes_more_than_all_shares_of_the_job() -> None:
+    here = NodeExchange({"g0": AccountState(60), BANK: AccountState(30)}, banked=True, total=100)
+    for target, most in (("g0", 40), (BANK, 70)):
+        for number, (shares, taken) in enumerate(((most + 1, False), (most, True), (1, False)), start=1):
+            offer = Transfer(source="g1", target=target, number=number, shares=shares)
+            (receipt,) = here.hear(offer, 1000)
+            assert isinstance(receipt, Receipt)
+            assert receipt.taken == taken
+        assert here.accounts[target].shares == 100

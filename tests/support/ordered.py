@@ -14,7 +14,7 @@ from testbed.control.orders import Orders
 
 
 class Operator:
-    """Gives each order at a wall second of the replay; `answers` are in the order of the orders."""
+    """Gives each order at a wall second of the replay, and after the one before it; `answers` are in this order."""
 
     def __init__(self, *orders: tuple[float, Request]) -> None:
         self._orders = orders
@@ -32,6 +32,7 @@ class Operator:
     async def _taking_orders(self, orders: Orders, _run: Path, *, dry: bool) -> AsyncIterator[None]:
         assert dry
         self.orders = orders
+        self._given = [asyncio.Event() for _ in self._orders]
         tasks = [
             asyncio.create_task(self._give(number, at_s, request))
             for number, (at_s, request) in enumerate(self._orders)
@@ -48,7 +49,10 @@ class Operator:
 
     async def _give(self, number: int, at_s: float, request: Request) -> None:
         await asyncio.sleep(at_s)
+        if number:  # timers of one moment end in any order
+            await self._given[number - 1].wait()
         assert self.orders is not None
+        self._given[number].set()
         self.answers[number] = await self.orders.carry_out(request, "user 0, process 1")
 
 

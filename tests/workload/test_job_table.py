@@ -39,6 +39,11 @@ def test_optional_columns_appear_when_used():
     assert format_table([job]).splitlines()[0] == HEADER
     assert format_table([replace(job, estimate_s=2.0)]).splitlines()[0] == HEADER + ",estimate_s"
     assert format_table([replace(job, job_class="x")]).splitlines()[0] == HEADER + ",class"
+    named = [replace(job, urgent=True), replace(job, job_id=2, program="patterns")]
+    lines = format_table(named).splitlines()
+    assert lines[0] == HEADER + ",urgent,program"
+    assert [line.split(",")[-2:] for line in lines[1:]] == [["1", ""], ["0", "patterns"]]
+    assert parse_table("\n".join(lines), "t.csv") == named
 
 
 def test_columns_in_any_order_blank_lines_and_byte_order_mark(tmp_path):
@@ -63,6 +68,8 @@ BAD_VALUES = {
     "mem_req_frac": ["0", "0.0", "-1", "2", "NaN", "half"],
     "run_time_s": ["0", "-1", "nan", "-inf", "1e400", "1e-400", "1:30", "1e300"],
     "estimate_s": ["0", "-1", "nan", "inf", "x", "1e300"],
+    "urgent": ["2", "yes", "-1", "True"],
+    "program": ["Patterns", "../x", "-a", "a b", "x" * 64],
 }
 
 
@@ -70,13 +77,16 @@ BAD_VALUES = {
     ("field", "value"), [(field, value) for field, values in BAD_VALUES.items() for value in values]
 )
 def test_a_bad_value_is_named_with_its_line(field, value):
-    columns = [*HEADER.split(","), "estimate_s"]
-    row = dict(zip(columns, ["2", "0", "2", "1.0", "0.5", "10", ""], strict=True))
+    columns = [*HEADER.split(","), "estimate_s", "urgent", "program"]
+    row = dict(zip(columns, ["2", "0", "2", "1.0", "0.5", "10", "", "", ""], strict=True))
     row[field] = value
     with pytest.raises(InputError) as caught:
-        parse_table("\n".join([HEADER + ",estimate_s", GOOD + ",", ",".join(row.values())]), "t.csv")
+        parse_table("\n".join([",".join(columns), GOOD + ",,,", ",".join(row.values())]), "t.csv")
     assert (caught.value.where, caught.value.field, caught.value.found) == ("t.csv:3", field, value)
-    assert re.search(r"integer from \d|fraction of a node|finite number of seconds", caught.value.expected)
+    assert re.search(
+        r"integer from \d|fraction of a node|finite number of seconds|1, for a job|a name of a program",
+        caught.value.expected,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Caps by the cpu controller of control groups.
+"""Caps and weights by the cpu controller of control groups.
 
-Version 1 has `cpu.cfs_quota_us`, version 2 `cpu.max` in a delegated subtree.
+Version 1 has `cpu.cfs_quota_us` and `cpu.shares`, version 2 `cpu.max` and `cpu.weight` in a delegated subtree.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from node_agent.drivers.caps.protocol import PERIOD_S
 
 PERIOD_US = round(PERIOD_S * 1e6)
 LEAST_QUOTA_US = 1000  # the kernel's own bound
+LEAST_SHARES, MOST_SHARES = 2, 1 << 18  # of version 1, as the kernel has them
+MOST_WEIGHT = 10_000  # of version 2; the least is 1
 _EMPTY_WITHIN_S = 1.0
 
 
@@ -67,9 +69,32 @@ class CgroupCaps(ABC):
             await self.remove(guest)
         await asyncio.to_thread(self._close)
 
+    async def bound(self, cores: float) -> None:
+        """See `Weights.bound`: the quota of the agent's own group."""
+        found = await asyncio.to_thread(self._write_and_read, self._folder, round(cores * PERIOD_US))
+        if found is None or abs(found - cores) > 1 / PERIOD_US:
+            raise OSError(f"{self._folder}: a quota of {cores:g} cores was read back as {found}")
+
+    async def weigh(self, guest: str, part_frac: float) -> float:
+        """See `Weights.weigh`."""
+        if guest not in self._most_cores:
+            raise KeyError(guest)
+        await asyncio.to_thread(self.write_weight, self._folder / guest, part_frac)
+        return self.weight(guest)
+
+    def weight(self, guest: str) -> float:
+        """See `Weights.weight`."""
+        if guest not in self._most_cores:
+            raise KeyError(guest)
+        return read_weight(self._folder / guest)
+
     @abstractmethod
     def write_quota(self, folder: Path, quota_us: int | None) -> None:
         """Write the quota of a group; None is no quota."""
+
+    @abstractmethod
+    def write_weight(self, folder: Path, part_frac: float) -> None:
+        """Write the weight of a group as a part of the greatest one."""
 
     def prepare(self) -> None:
         """Make the agent's group."""
@@ -149,6 +174,10 @@ class CgroupV1Caps(CgroupCaps):
         (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US), encoding="ascii")
         (folder / "cpu.cfs_quota_us").write_text(str(-1 if quota_us is None else quota_us), encoding="ascii")
 
+    def write_weight(self, folder: Path, part_frac: float) -> None:
+        """See `CgroupCaps.write_weight`."""
+        (folder / "cpu.shares").write_text(str(max(LEAST_SHARES, round(part_frac * MOST_SHARES))), encoding="ascii")
+
 
 class CgroupV2Caps(CgroupCaps):
     """Quotas below the group that the agent runs in, which must be delegated to it (systemd: `Delegate=cpu`).
@@ -176,6 +205,10 @@ class CgroupV2Caps(CgroupCaps):
         quota = "max" if quota_us is None else str(quota_us)
         (folder / "cpu.max").write_text(f"{quota} {PERIOD_US}", encoding="ascii")
 
+    def write_weight(self, folder: Path, part_frac: float) -> None:
+        """See `CgroupCaps.write_weight`."""
+        (folder / "cpu.weight").write_text(str(max(1, round(part_frac * MOST_WEIGHT))), encoding="ascii")
+
     def _close(self) -> None:
         super()._close()
         with contextlib.suppress(OSError):  # groups of another agent may use it
@@ -193,3 +226,11 @@ def read_cap(folder: Path) -> float | None:
         quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
         period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
     return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+
+
+def read_weight(folder: Path) -> float:
+    """Return the weight of a group of either version as a part of the greatest one; raises `OSError`."""
+    try:
+        return int((folder / "cpu.weight").read_text(encoding="ascii")) / MOST_WEIGHT
+    except FileNotFoundError:
+        return int((folder / "cpu.shares").read_text(encoding="ascii")) / MOST_SHARES

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """A mounted hierarchy: what its mount shows of it, where, and its controllers, none for version 2."""
+
+    root: str
+    point: Path
+    controllers: tuple[str, ...]
+
+    def folder(self, path: str) -> Path:
+        """Return the folder of the group at a path from the root of the hierarchy."""
+        inside = path == self.root or path.startswith(self.root.rstrip("/") + "/")
+        return self.point / (path[len(self.root) :] if inside else path).lstrip("/")
 
 
 def own_group(kind: str, mountinfo: str, cgroup: str) -> Path | None:
@@ -47,3 +62,16 @@ def mount_points(mountinfo: str) -> dict[str, tuple[str, Path]]:
         elif kind == "cgroup" and "cpu" in options.split(","):
             found.setdefault("cpu", (root, Path(point)))
     return found
+
+
+def hierarchies(mountinfo: str) -> list[Hierarchy]:
+    """Return every hierarchy once, at its first mount, see `mount_points`."""
+    found: dict[str, Hierarchy] = {}
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        root, point = left.split()[3:5]
+        kind, _, options = right.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            own = tuple(one for one in options.split(",") if one not in ("rw", "ro")) if kind == "cgroup" else ()
+            found.setdefault(",".join(own), Hierarchy(root, Path(point), own))
+    return list(found.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 PERIOD_S = 0.1  # over which a cap holds; an unused rest is lost, except where a mechanism states otherwise
 
@@ -37,3 +37,17 @@ class Caps(Protocol):
 
     async def close(self) -> None:
         """Lift every cap and leave nothing behind."""
+
+
+@runtime_checkable
+class Weights(Protocol):
+    """A mechanism of caps by which guests can also compete by weight: who is idle leaves its part to the others."""
+
+    async def bound(self, cores: float) -> None:
+        """Let all guests together use at most so many cores; raises `OSError`."""
+
+    async def weigh(self, guest: str, part_frac: float) -> float:
+        """Set the part of the node that a guest gets under contention; return it as read back; raises `OSError`."""
+
+    def weight(self, guest: str) -> float:
+        """Return that part as it is now; raises `OSError`, or `KeyError` for a guest that was not taken yet."""

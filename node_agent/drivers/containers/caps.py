@@ -53,7 +53,9 @@ class ContainerCaps:
         """See `Caps.set`."""
         if guest not in self._containers:
             return await self._bare.set(guest, cap_cores)
-        await self._engine.set_cap(self._containers[guest], cap_cores)
+        needed = cap_cores is not None and cap_cores < self._most_cores[guest]
+        # the group that guests with shares are in allows no quota above its own
+        await self._engine.set_cap(self._containers[guest], cap_cores if needed else None)
         found = self._quota(guest)
         return self._most_cores[guest] if found is None and cap_cores is not None else found
 
@@ -64,12 +66,22 @@ class ContainerCaps:
         most_cores, found = self._most_cores[guest], self._quota(guest)
         return most_cores if found is None else min(found, most_cores)
 
-    def _quota(self, guest: str) -> float | None:
-        folder = self._groups.get(guest) or _group_of(self._pids[guest])
+    def group(self, guest: str) -> Path:
+        """Return the control group of a guest's container; raises `OSError`, or `KeyError` as `read` does."""
+        folder = self._find_group(guest)
         if folder is None:
-            return None
-        self._groups[guest] = folder
-        return read_cap(folder)
+            raise FileNotFoundError(f"guest {guest}: its container has no control group with a cpu controller")
+        return folder
+
+    def _find_group(self, guest: str) -> Path | None:
+        folder = self._groups.get(guest) or _group_of(self._pids[guest])
+        if folder is not None:
+            self._groups[guest] = folder
+        return folder
+
+    def _quota(self, guest: str) -> float | None:
+        folder = self._find_group(guest)
+        return None if folder is None else read_cap(folder)
 
     async def remove(self, guest: str) -> None:
         """See `Caps.remove`: the cap goes with the container."""

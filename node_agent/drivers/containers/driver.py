@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +16,13 @@ from pathlib import Path
 import xxhash
 
 from node_agent.drivers.builtin import DOCKER
-from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.caps.protocol import Caps, Weights
 from node_agent.drivers.containers import frozen
 from node_agent.drivers.containers.caps import ContainerCaps
 from node_agent.drivers.containers.child import ContainerChild
 from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine, Found
 from node_agent.drivers.containers.likeness import Likeness, likeness_of
+from node_agent.drivers.containers.weights import ContainerWeights, remove_left
 from node_agent.drivers.native import rank_spec
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.enclosure import Enclosure
@@ -34,6 +36,8 @@ from testbed.errors import UserError
 
 _SOCKET, _ROOM = "c.sock", ".g"  # of a guest, in a folder that its container sees alone
 SAVES = ("program", "criu")
+PARENT = "/docker"  # where engines make the groups of containers by default
+_PATH = re.compile(r"(/[\w.@:-]+)+", re.ASCII)
 TRIALS = 3
 TRIAL = ProgramSpec("eatcpu", 10**12, 200, 1)
 TRIAL_MIB = 64
@@ -45,8 +49,11 @@ class DockerDriver(ProcessDriver):
     """One guest = one container of the engine at `url`, by default the one that the environment or the system names.
 
     A container has this machine's programs and libraries read-only and the folders of its node. Its memory limit is the
-    guest's memory, and it has no capability. Its cap is the engine's quota. Ranks of MPI jobs use the machine's own
-    network and shared memory.
+    guest's memory, and it has no capability. Its cap is the engine's quota. It has the CPUs of its agent. Ranks of MPI
+    jobs use the machine's own network and shared memory.
+
+    Containers of guests with shares are in a control group of the node, which the agent makes in `cgroup_parent` and
+    which bounds them together. The engine makes the containers' groups there if its cgroup driver is cgroupfs.
 
     Guests are saved by their programs' own checkpoints (`save` is `program`, by default). With `save` = `criu`, guests
     outside MPI jobs are saved whole by CRIU, if a trial save and restore succeeds when the driver opens. Guests of MPI
@@ -61,10 +68,15 @@ class DockerDriver(ProcessDriver):
     name = "docker"
     traits = DOCKER.traits
 
-    def __init__(self, url: str | None = None, save: str = "program") -> None:
+    def __init__(self, url: str | None = None, save: str = "program", cgroup_parent: str = PARENT) -> None:
         super().__init__()
         if save not in SAVES:
             raise UserError(f"driver docker: save = {save!r}: expected {' or '.join(SAVES)}")
+        if not _PATH.fullmatch(cgroup_parent) or {".", ".."} & set(cgroup_parent.split("/")):
+            expected = f"the absolute path of a control group, such as {PARENT}"
+            raise UserError(f"driver docker: cgroup_parent = {cgroup_parent!r}: expected {expected}")
+        self._cgroup_parent = cgroup_parent
+        self._weights: ContainerWeights | str = "the driver is not open"
         self._url = url
         self._engine = Engine(url)
         self._container_caps: ContainerCaps | None = None
@@ -194,6 +206,8 @@ class DockerDriver(ProcessDriver):
             if not dry_run:
                 await engine.sweep()  # with processes that were just found
                 await super().sweep(budget)
+                mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text, encoding="utf-8")
+                await asyncio.to_thread(remove_left, self._cgroup_parent, self._group_prefix(budget), mounts)
         finally:
             engine.close()
         return found
@@ -201,7 +215,33 @@ class DockerDriver(ProcessDriver):
     async def open_caps(self, group: str) -> Caps:
         """See `ProcessDriver.open_caps`; programs on the node itself have the caps of the process driver."""
         self._container_caps = ContainerCaps(self._engine, await super().open_caps(group))
+        self._weights = await self._open_weights(group, self._container_caps)
         return self._container_caps
+
+    @property
+    def weights(self) -> Weights | str:
+        """See `ProcessDriver.weights`."""
+        return self._weights
+
+    async def _open_weights(self, group: str, caps: ContainerCaps) -> ContainerWeights | str:
+        """Return the weights of containers, ready to use, or why there are none."""
+        if self._engine.group_driver != "cgroupfs":
+            return (
+                f"nothing bounds all containers of this node together: the engine's cgroup driver is "
+                f"{self._engine.group_driver}: expected cgroupfs"
+            )
+        try:
+            mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text, encoding="utf-8")
+            await asyncio.to_thread(remove_left, self._cgroup_parent, self._group_prefix(self._there()), mounts)
+            weights = ContainerWeights(f"{self._cgroup_parent}/{group}", caps.group, mounts)
+            await weights.open(self._there().cpus)
+        except OSError as error:
+            return f"control groups in {self._cgroup_parent}: {error}"
+        self._engine.shared_group = weights.path
+        return weights
+
+    def _group_prefix(self, budget: NodeBudget) -> str:
+        return f"{budget.prefix}{budget.node}-"
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
         """See `Saves.save`; an image in the machine's memory counts as memory of the container that writes it."""
@@ -250,6 +290,9 @@ class DockerDriver(ProcessDriver):
         with contextlib.suppress(DriverError):
             await self._engine.sweep()
         await self._removed()
+        if isinstance(self._weights, ContainerWeights):
+            await self._weights.close()
+            self._weights = "the driver is not open"
         self._engine.close()
 
     def socket_name(self, guest: str) -> str:

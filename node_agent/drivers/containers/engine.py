@@ -53,6 +53,8 @@ class Engine:
         self._budget: NodeBudget | None = None
         self._root = Path()
         self.experimental = False  # only such an engine can checkpoint containers
+        self.group_driver = ""  # what makes its containers' control groups: cgroupfs, systemd or none
+        self.shared_group = ""  # of the containers of guests with shares; empty for none
 
     async def open(self, budget: NodeBudget) -> str:
         """Connect, and return the engine's version."""
@@ -68,6 +70,7 @@ class Engine:
         facts = self._client.info()
         self._root = Path(facts["DockerRootDir"])
         self.experimental = bool(facts.get("ExperimentalBuild"))
+        self.group_driver = str(facts.get("CgroupDriver") or "none")
         return str(facts["ServerVersion"])
 
     async def make_image(self) -> None:
@@ -158,7 +161,8 @@ class Engine:
             _IMAGE, list(argv), name=name, labels=labels, environment=dict(env),
             working_dir=folder, user=f"{os.getuid()}:{os.getgid()}", read_only=True,
             mounts=_mounts(own, image, writes=not whole), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # a container's own /tmp is private
-            cap_drop=["ALL"], security_opt=["no-new-privileges"], **spaces, **_memory(spec.memory_mib), init=False,
+            cap_drop=["ALL"], security_opt=["no-new-privileges"], **spaces, **_memory(spec.memory_mib), **_cpus(),
+            cgroup_parent=None if spec.share_cores is None else self.shared_group or None, init=False,
             log_config={"type": "json-file", "config": {"max-size": "1m"}},
         )  # fmt: skip
 
@@ -288,6 +292,12 @@ def _memory(memory_mib: int) -> dict[str, str]:
     """Return the limits of a container; the limit of memory and swap must be sent whenever the memory limit grows."""
     limit_mib = memory_mib + _OVERHEAD_MIB
     return {"mem_limit": f"{limit_mib}m", "memswap_limit": f"{2 * limit_mib}m"}
+
+
+def _cpus() -> dict[str, str]:
+    """Return the CPUs of a container, those of the agent: the engine starts containers, which inherit nothing of it."""
+    own = os.sched_getaffinity(0)
+    return {} if len(own) == os.cpu_count() else {"cpuset_cpus": ",".join(map(str, sorted(own)))}
 
 
 def _mounts(own: Iterable[tuple[str, str]], image: Path | None, *, writes: bool) -> list[Mount]:

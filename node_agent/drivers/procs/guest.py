@@ -1,4 +1,4 @@
-"""One guest: a program, the processes around it, its control channel and its cap."""
+"""One guest: a program, the processes around it, its control channel, its cap and its share."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from node_agent.drivers.caps.guest_share import GuestShare
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.native import RankProgress
 from node_agent.drivers.procs.asked import Asked
@@ -50,7 +51,7 @@ class ProcessGuest:
     def __init__(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, socket: Path, log: Path, caps: Caps,
         records: ProcessRecords, tell: Callable[[DriverEvent], None], forget: Callable[[ProcessGuest], None],
-        enclosure: Enclosure | None = None, kept: Kept | None = None,
+        enclosure: Enclosure | None = None, kept: Kept | None = None, share: GuestShare | None = None,
     ) -> None:  # fmt: skip
         """`kept` is its life at the keeper, by which it outlives this agent."""
         self.spec = spec
@@ -63,6 +64,7 @@ class ProcessGuest:
         self._log_path = log
         self._image = image
         self._cap = GuestCap(spec, cap_cores, caps, tell, lambda: self.state is State.RUNNING)
+        self._share = share
         self._records = records
         self._tell = tell
         self._forget = forget
@@ -148,11 +150,16 @@ class ProcessGuest:
         """Return what the next agent needs."""
         told = self._progress.told
         return GuestRecord(
-            self.spec, self._cap.wanted_cores, self.state, self._made, str(self._log_path), self._made_unix_s,
+            self._spec_now(), self._cap.wanted_cores, self.state, self._made, str(self._log_path), self._made_unix_s,
             None if self._image is None else str(self._image), self._link.pid, self._held_at, self._order, self._report,
             tuple(map(str, self._segments)), self._done, None if told is None else (told.units, told.mono_ns),
             self._progress.steps, self._trouble, self.rank.server, self._parked,
         ).encode()  # fmt: skip
+
+    def _spec_now(self) -> GuestSpec:
+        """Return its specification with the share that it has by now."""
+        share = self._share
+        return self.spec if share is None else msgspec.structs.replace(self.spec, share_cores=share.wanted_cores)
 
     def _joined(self, fd: int) -> None:
         if self.kept is not None:
@@ -209,6 +216,8 @@ class ProcessGuest:
             return
         self._records.add(pid)
         await self._cap.take(pid, again=True)
+        if self._share is not None:
+            await self._share.take()
         if self._made and not self._done and self._link.open:
             await self._cap.set(self._cap.wanted_cores if self.state is State.RUNNING else None)
             if self.state is State.RUNNING:
@@ -236,6 +245,15 @@ class ProcessGuest:
             self.note()
             in_force = self._cap.in_force()
             return self._cap.most_cores if in_force is None else in_force  # no program yet: nothing is under a cap
+
+    async def set_share(self, share_cores: float) -> float:
+        """Set the share; return it as read back."""
+        async with self._end_told():
+            if self._share is None:
+                raise DriverError(f"guest {self.spec.guest} has no share: it is capped")
+            found = await self._share.set(share_cores)
+            self.note()
+            return found
 
     async def hold(self) -> int:
         """Lift the cap and stop at the next consistent point; return it."""
@@ -348,7 +366,12 @@ class ProcessGuest:
             pids.append(self._link.pid)
         in_force = self._cap.in_force()
         self._cap.look_after(in_force)
-        return self._progress.sample(self.spec.guest, self.state.value, pids, in_force, self._cap.wanted_cores)
+        sample = self._progress.sample(self.spec.guest, self.state.value, pids, in_force, self._cap.wanted_cores)
+        if self._share is None:
+            return sample
+        share_cores = self._share.in_force()
+        self._share.look_after(share_cores)
+        return msgspec.structs.replace(sample, share_cores=share_cores)
 
     @property
     def told(self) -> RankProgress | None:
@@ -448,6 +471,8 @@ class ProcessGuest:
         await self._inside.wait()  # before that, no caller waits for an answer
         try:
             await self._cap.take(pid)
+            if self._share is not None:
+                await self._share.take()
             self._link.send(
                 "task", v=VERSION, spec=msgspec.to_builtins(self.spec), image=self._image and str(self._image)
             )

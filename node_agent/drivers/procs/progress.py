@@ -13,7 +13,7 @@ from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.native import RankProgress
 from node_agent.drivers.procs.usage import Usage, read_usage
 from node_agent.drivers.protocol import DriverError, Meter, Reading
-from node_agent.guests.pace import supersteps_of
+from node_agent.guests.pace import supersteps_of, waits_of
 from testbed.bus.telemetry import GuestSample, Supersteps
 
 
@@ -23,6 +23,7 @@ class GuestProgress:
     def __init__(self) -> None:
         self.told: RankProgress | None = None
         self.steps: Supersteps | None = None
+        self._waits_s: tuple[float, ...] = ()
         self._reported = False
         self._usage = Usage()
         self._cpu_s = 0.0  # of the program alone
@@ -32,6 +33,7 @@ class GuestProgress:
         first, self._reported = not self._reported, True
         self.told = RankProgress(fields["units"], fields["mono_ns"], self.program_cpu_s(pid))
         self.steps = supersteps_of(fields, self.steps)
+        self._waits_s = waits_of(fields, self._waits_s)
         return first
 
     def finish(self, fields: dict[str, Any], at_ns: int, pid: int | None) -> dict[str, Any]:
@@ -79,4 +81,5 @@ class GuestProgress:
             cpu_s=self._usage.cpu_s, rss_mib=self._usage.rss_mib, read_mib=self._usage.read_mib,
             written_mib=self._usage.written_mib,
             units_done=told.units if told else 0, units_mono_ns=told.mono_ns if told else 0, supersteps=steps,
+            waits_s=self._waits_s,
         )  # fmt: skip

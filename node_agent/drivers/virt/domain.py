@@ -146,6 +146,14 @@ def channel_path(xml: str) -> Path:
     raise DriverError(f"the domain has no channel {CHANNEL} with a socket")
 
 
+def tap_of(xml: str) -> str:
+    """Return the host's end of a running domain's card; raises `DriverError` for a domain without one."""
+    target = ET.fromstring(xml).find("devices/interface/target")  # noqa: S314  # written by the hypervisor
+    if target is None or not target.get("dev"):
+        raise DriverError("the domain has no card on a bridge")
+    return target.attrib["dev"]
+
+
 def is_emulated(xml: str) -> bool:
     """Whether software emulates the virtual CPUs of a domain; libvirt calls such a domain `qemu`."""
     return ET.fromstring(xml).get("type") == "qemu"  # noqa: S314  # written by the hypervisor

@@ -30,9 +30,10 @@ from node_agent.drivers.protocol import (
 )
 from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.aftermath import is_image_of
-from node_agent.drivers.virt.domain import Place, network_of, own_guest
+from node_agent.drivers.virt.domain import Place, network_of, own_guest, tap_of
 from node_agent.drivers.virt.domain_states import list_owners, runs
 from node_agent.drivers.virt.fence_watching import FenceWatching
+from node_agent.drivers.virt.groups import VcpuGroups
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.left_guests import LeftGuest, LeftGuests, arrived
@@ -41,6 +42,8 @@ from node_agent.drivers.virt.native import NativePrograms, left_programs, native
 from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.qemu import Qemu
 from node_agent.drivers.virt.saves import SavesUnderWay
+from node_agent.drivers.virt.tap import why_unseen
+from node_agent.drivers.virt.traffic import TrafficWatch, ranks_at
 from node_agent.guests.image import current
 from node_agent.programs.catalogue import unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
@@ -53,6 +56,9 @@ _WITHOUT = {
     "mpi": "its guests have no network without a bridge",
     "native": "the programs of the guest image could not be unpacked here",
     "live": "no transport of migrations is set",
+    "shares": "without a partition nothing bounds all guests of this node together",
+    "traffic": "neither cards nor virtual CPUs of its guests are seen from here",
+    "waits": "the guest image has no layer that notes which ranks wait for which",
 }
 _log = logging.getLogger(__name__)
 
@@ -96,6 +102,7 @@ class LibvirtDriver(Driver):
         self._hypervisor: Hypervisor | None = None
         self._image: GuestImage | None = None
         self._native: NativePrograms | None = None
+        self._traffic = TrafficWatch()
         self._left = LeftGuests()
         self._watching: FenceWatching | None = None
         self.keep_s = 0.0  # libvirt keeps guests for any time
@@ -122,12 +129,21 @@ class LibvirtDriver(Driver):
             await self._take_over(each)
         self._native = await asyncio.to_thread(native_programs, image, budget)
         versions = await self._hypervisor.call(self._timeouts.call_s, self._platform.versions)
-        there = {"mpi": self._place.bridge, "native": self._native, "live": self._transport}
+        bounded = self._place.partition or not self._platform.shared
+        waits = self._place.bridge and image.waits
+        there = {
+            "mpi": self._place.bridge, "native": self._native, "live": self._transport, "shares": bounded,
+            "waits": waits, "traffic": self._platform.taps,
+        }  # fmt: skip
         lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
+        if "mpi" in lacks:
+            lacks["waits"] = lacks["traffic"] = lacks["mpi"]
+        elif self._platform.taps and (why := why_unseen()):
+            lacks["traffic"] = why
         migration = [f"migration:{self._transport}"] if self._transport else []
-        fences = ("fences",) if self._watching.able else ()
+        found = [name for name, there in (("fences", self._watching.able), ("waits", waits)) if there]
         return DriverFacts(
-            ("checksums", *platform, *migration, *fences), {**versions, "guest-image": image.key, **image.versions},
+            ("checksums", *platform, *migration, *found), {**versions, "guest-image": image.key, **image.versions},
             image.floor_mib, tuple(PROGRAMS), lacks, self._platform.boot_s,
         )  # fmt: skip
 
@@ -158,6 +174,7 @@ class LibvirtDriver(Driver):
         self._guests.clear()
         self._arrived.clear()
         self._saves.clear()
+        await asyncio.to_thread(self._traffic.close)
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """See `Driver.sweep`: domains are known by their metadata."""
@@ -191,9 +208,9 @@ class LibvirtDriver(Driver):
         return [f"guest {owner['guest']}" for owner in left]
 
     def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
-        _, hypervisor = self._reached()
-        left = self._left
-        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, left.tell, self._forget, left.note_end)
+        budget, hypervisor = self._reached()
+        left, cores = self._left, budget.cpus
+        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, left.tell, self._forget, cores, left.note_end)
 
     async def enforce_fences(self) -> None:
         """See `EnforcesFences.enforce_fences`."""
@@ -303,6 +320,10 @@ class LibvirtDriver(Driver):
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
         return await self._get(guest).set_cap(cap_cores)
+
+    async def set_share(self, guest: str, share_cores: float) -> float:
+        """See `Shares.set_share`."""
+        return await self._get(guest).set_share(share_cores)
 
     async def hold(self, guest: str) -> int | None:
         """See `Saves.hold`: any point will do, as long as no member continues."""
@@ -420,9 +441,19 @@ class LibvirtDriver(Driver):
 
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`; guests that have arrived by migration and wait to be adopted are `arrived`."""
-        return [guest.sample() for guest in list(self._guests.values())] + [
+        return [guest.sample(self._traffic.waits_s(guest.name)) for guest in list(self._guests.values())] + [
             arrived(name) for name in sorted(self._arrived)
         ]
+
+    async def guess_waits(self, guest: str, addresses: Sequence[str]) -> None:
+        """See `GuessesWaits.guess_waits`: by the frames at the guest's tap, and the times of its virtual CPUs."""
+        member = self._get(guest)
+        check_rank(member.spec)
+        ranks, vcpus = ranks_at(addresses, member.spec.program.ranks), member.vcpus
+        if not isinstance(vcpus, VcpuGroups):
+            raise DriverError(f"guest {guest}: {_WITHOUT['traffic']}")
+        tap = tap_of(await member.on_domain(lambda domain: domain.XMLDesc()))
+        await asyncio.to_thread(self._traffic.add, guest, vcpus, tap, ranks, lambda: member.state is State.RUNNING)
 
     def meter(self, guest: str) -> Meter:
         """See `Meters.meter`."""

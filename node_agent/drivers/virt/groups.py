@@ -8,7 +8,15 @@ from pathlib import Path
 
 import libvirt
 
-from node_agent.drivers.caps.cgroup import LEAST_QUOTA_US, PERIOD_US, read_cap
+from node_agent.drivers.caps.cgroup import (
+    LEAST_QUOTA_US,
+    LEAST_SHARES,
+    MOST_SHARES,
+    MOST_WEIGHT,
+    PERIOD_US,
+    read_cap,
+    read_weight,
+)
 from node_agent.drivers.caps.mounts import mount_points
 from node_agent.drivers.protocol import DriverError
 from node_agent.drivers.virt.platform import DomainSample
@@ -42,6 +50,29 @@ class VcpuGroups:
                 return None
             total += cap_cores
         return total
+
+    def set_part(self, domain: libvirt.virDomain, part_frac: float) -> None:
+        """See `Vcpus.set_part`."""
+        domain.setSchedulerParametersFlags({"cpu_shares": self._weight(part_frac)}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+    def _weight(self, part_frac: float) -> int:
+        is_version_1 = (self._whole / "cpu.shares").exists()
+        least, most = (LEAST_SHARES, MOST_SHARES) if is_version_1 else (1, MOST_WEIGHT)
+        return max(least, round(part_frac * most))
+
+    @property
+    def _whole(self) -> Path:
+        """The group of the domain, above those of its virtual CPUs."""
+        above = self.quotas[0].parent
+        return above.parent if above.name == "libvirt" else above
+
+    def part_frac(self) -> float:
+        """See `Vcpus.part_frac`."""
+        return read_weight(self._whole)
+
+    def seen_part_frac(self) -> float:
+        """See `Vcpus.seen_part_frac`."""
+        return self.part_frac()
 
     def cpu_s(self) -> float:
         """Return the CPU time of the virtual CPUs in seconds; raises `OSError` if the domain has gone."""

@@ -12,24 +12,25 @@ from pathlib import Path
 from typing import TypeVar
 
 import libvirt
-import msgspec
 
+from node_agent.drivers.caps.guest_share import GuestShare
 from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading
 from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
 from node_agent.drivers.virt.console import tail_of
 from node_agent.drivers.virt.domain_states import resume, suspend
+from node_agent.drivers.virt.domain_weights import DomainWeights
 from node_agent.drivers.virt.exits import Exits
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.platform import Platform
+from node_agent.drivers.virt.platform import Platform, Vcpus
 from node_agent.drivers.virt.rank import GuestRank
 from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
-from node_agent.guests.pace import supersteps_of
+from node_agent.drivers.virt.told import Told
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import Frame, WireError, is_frame
 from testbed.bus.messages import GuestSpec
-from testbed.bus.telemetry import GuestSample, Supersteps
+from testbed.bus.telemetry import GuestSample
 from testbed.errors import FailureCode
 
 T = TypeVar("T")
@@ -67,13 +68,17 @@ class VirtualGuest:
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, platform: Platform,
-        tell: Callable[[DriverEvent], None], forget: Callable[[VirtualGuest], None],
+        tell: Callable[[DriverEvent], None], forget: Callable[[VirtualGuest], None], node_cores: float,
         note_end: Callable[[DriverEvent], None] = lambda _driver_event: None,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.name = spec.guest
         self.state = State.BOOTING
         self._cap = GuestCap(spec, cap_cores, hypervisor, platform, tell)
+        self._share: GuestShare | None = None
+        if spec.share_cores is not None:
+            weights = DomainWeights(hypervisor, platform.timeouts.call_s, self._cap.known_vcpus)
+            self._share = GuestShare(spec.guest, spec.share_cores, node_cores, weights, tell)
         self._hypervisor = hypervisor
         self._platform = platform
         self._timeouts = platform.timeouts
@@ -90,8 +95,7 @@ class VirtualGuest:
         self._exits = Exits()
         self._said: list[str] = []
         self._progress_due = True  # after an attach or a release of the program, the first progress is reported
-        self._progress = (0, 0)  # units, mono_ns of this machine
-        self._steps: Supersteps | None = None
+        self._told = Told(spec.program.ranks)
         self._recovery = Recovery(self._loop.time(), platform.timeouts)
         self._cpu_s = 0.0
         self._looked = True  # the hypervisor answered the last `look`
@@ -107,6 +111,8 @@ class VirtualGuest:
         """Take over the running or paused domain."""
         self.created = True
         await self._cap.find()
+        if self._share is not None:
+            await self._share.take()
 
     async def take_over(self, *, works: bool) -> None:
         """Go on with the domain of an earlier agent, under the cap that it is under."""
@@ -177,6 +183,18 @@ class VirtualGuest:
         async with self._end_told():
             self._cap.wanted_cores = cap_cores
             return await (self._cap.apply() if self.state in (State.RUNNING, State.HELD) else self._cap.in_force())
+
+    async def set_share(self, share_cores: float) -> float:
+        """Set the share; return it as read back."""
+        async with self._end_told():
+            if self._share is None:
+                raise DriverError(f"guest {self.name} has no share: it is capped")
+            return await self._share.set(share_cores)
+
+    @property
+    def vcpus(self) -> Vcpus:
+        """Its virtual CPUs; raises `DriverError` before its domain is there."""
+        return self._cap.known_vcpus()
 
     @property
     def cap_cores(self) -> float:
@@ -315,13 +333,11 @@ class VirtualGuest:
         match frame.kind:
             case "beat" | "progress":
                 now_ns = time.monotonic_ns()
-                units = frame.count("units")
-                self._told(units, now_ns)
-                self._progress = (units, now_ns)
-                self._steps = supersteps_of(_steps_in(frame), self._steps)
+                self._told.take(frame, now_ns)
+                self._heal(now_ns)
                 if frame.kind == "progress" and self._progress_due:  # each is an event, a guest may send any number
                     self._progress_due = False
-                    self._tell(DriverEvent(self.name, "progress", now_ns, {"units": units}))
+                    self._tell(DriverEvent(self.name, "progress", now_ns, {"units": self._told.units}))
             case "ready":
                 if not self._ready.done():
                     self._ready.set_result(None)
@@ -340,9 +356,9 @@ class VirtualGuest:
             case _:
                 pass  # `hello`, and frames of later versions
 
-    def _told(self, units: int, now_ns: int) -> None:
+    def _heal(self, now_ns: int) -> None:
         attempts = self._recovery.attempts
-        silent_s = self._recovery.told(self._loop.time(), units)
+        silent_s = self._recovery.told(self._loop.time(), self._told.units)
         if silent_s:
             self._tell(DriverEvent(self.name, "healed", now_ns, {"silent_s": silent_s, "attachments": attempts}))
 
@@ -351,10 +367,9 @@ class VirtualGuest:
             "units": frame.count("units"), "checksum": frame.text("checksum"), "messages": frame.count("messages"),
             "compute_s": frame.number("compute_s"), "comm_s": frame.number("comm_s"),
         }  # fmt: skip
-        self._progress = (frame.count("units"), time.monotonic_ns())
-        self._steps = supersteps_of(_steps_in(frame), self._steps)
-        if self._steps is not None:  # the longest one also covers iterations that no sample has reported yet
-            detail |= {"steps": self._steps.steps, "longest_s": self._steps.longest_s}
+        self._told.take(frame, time.monotonic_ns())
+        if (steps := self._told.steps) is not None:  # the longest also covers iterations that no sample has reported
+            detail |= {"steps": steps.steps, "longest_s": steps.longest_s}
         self._end(DriverEvent(self.name, "done", time.monotonic_ns(), detail))
 
     def _exited(self, pid: int, status: int) -> None:
@@ -433,8 +448,8 @@ class VirtualGuest:
 
     # --- its usage
 
-    def sample(self) -> GuestSample:
-        """Return its usage; also check its cap, and detect a guest that fell silent."""
+    def sample(self, guessed_waits_s: tuple[float, ...] = ()) -> GuestSample:
+        """Return its usage, with a guess of its waits; also check its cap, and detect a guest that fell silent."""
         rss_mib = 0.0
         cap_cores: float | None = None
         if self._cap.vcpus is not None:
@@ -444,15 +459,20 @@ class VirtualGuest:
                 cap_cores = self._cap.usable_cores(seen.cap_cores) if self._looked else None
                 self._cpu_s = max(self._cpu_s, seen.cpu_s)
                 self._look_after(seen.cap_cores)
-        units, mono_ns = self._progress
-        steps = self._steps
-        if steps is not None:
-            self._steps = msgspec.structs.replace(steps, longest_s=0.0)
         return GuestSample(
             guest=self.name, state=self.state.value, cap_cores=cap_cores, wanted_cores=self.cap_cores,
-            cpu_s=self._cpu_s, rss_mib=rss_mib, read_mib=0.0, written_mib=0.0, units_done=units,
-            units_mono_ns=mono_ns, supersteps=steps,
+            cpu_s=self._cpu_s, rss_mib=rss_mib, read_mib=0.0, written_mib=0.0, units_done=self._told.units,
+            units_mono_ns=self._told.mono_ns, supersteps=self._told.sampled(), share_cores=self._seen_share(),
+            waits_s=self._told.waits_s, guessed_waits_s=guessed_waits_s,
         )  # fmt: skip
+
+    def _seen_share(self) -> float | None:
+        """Return the share in force, and have it set again if somebody else has changed it."""
+        if self._share is None:
+            return None
+        found = self._share.in_force()
+        self._share.look_after(found)
+        return found
 
     async def look(self) -> None:
         """Refresh the values for `sample`."""
@@ -472,7 +492,7 @@ class VirtualGuest:
             if self.state is State.ENDED:
                 raise DriverError(f"guest {self.name} has ended")
             try:
-                return Reading(vcpus.cpu_s(), self._progress[0])
+                return Reading(vcpus.cpu_s(), self._told.units)
             except (OSError, ValueError, IndexError) as error:
                 raise DriverError(f"guest {self.name} has ended: {error}") from error
 
@@ -490,10 +510,3 @@ class VirtualGuest:
             case Reattach(silent_s):
                 _log.warning("guest %s: nothing heard for %.0f s; attaching to it again", self.name, silent_s)
                 self.attach_beside()
-
-
-def _steps_in(frame: Frame) -> dict[str, int | float]:
-    """Return a frame's fields about iterations, empty without any; raises `WireError`."""
-    if "steps" not in frame.fields:
-        return {}
-    return {"steps": frame.count("steps"), **{key: frame.number(key) for key in ("longest_s", "compute_s", "comm_s")}}

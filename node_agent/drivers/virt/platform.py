@@ -31,12 +31,13 @@ class Timeouts:
 @dataclass(frozen=True, slots=True)
 class DomainSample:
     """The last sample of a domain: the sum of its virtual CPUs' caps in cores (None: uncapped), their CPU time,
-    and the memory it occupies.
+    the memory it occupies, and its weight where the hypervisor has to be asked for it.
     """  # noqa: D205  # one sentence
 
     cap_cores: float | None
     cpu_s: float
     rss_mib: float
+    weight: int = 0
 
 
 class Vcpus(Protocol):
@@ -47,6 +48,15 @@ class Vcpus(Protocol):
 
     def cap_cores(self) -> float | None:
         """Return the sum of the caps in cores as it is now, None without one."""
+
+    def set_part(self, domain: libvirt.virDomain, part_frac: float) -> None:
+        """Set the part of the node that the domain gets while others want the rest."""
+
+    def part_frac(self) -> float:
+        """Return that part as it is now."""
+
+    def seen_part_frac(self) -> float:
+        """Return that part at once, as it was seen last; raises as `seen` does."""
 
     def cpu_s(self) -> float:
         """Return the CPU time that they have used by now."""
@@ -66,6 +76,7 @@ class Platform(Protocol):
     timeouts: Timeouts  # for calls to it and its guests
     shared: bool  # whether agents of several nodes may use one hypervisor, each with its own domains
     heavy_at_once: int  # how many domains may be created, saved or restored at the same time
+    taps: bool  # whether virtual CPUs are threads of this machine, and cards are taps
     aborts_saves: bool  # whether a save in progress can be aborted
     keepalive_s: int  # interval of libvirt's keepalive; three without an answer close the connection
     boot_s: float  # about how long a small guest takes to start; known once it is open

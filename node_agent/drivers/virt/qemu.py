@@ -29,6 +29,7 @@ class Qemu:
     timeouts = Timeouts()
     shared = True
     heavy_at_once = 32  # a separate QEMU process does the work of each
+    taps = True
     aborts_saves = True
     keepalive_s = 5
     boot_s = 6.0  # emulated

@@ -73,13 +73,31 @@ class XenVcpus:
         self._most_cores = most_cores
         self._lock = threading.Lock()
         self._seen = DomainSample(None, 0.0, 0.0)
+        self._part_frac: float | None = None  # of a guest with a share
         self.look()
 
     def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
         """See `Vcpus.set_cap`. A cap is of the domain, in percent of one physical CPU; 0 is none."""
         percent = 0 if each_cores >= 1 else max(1, round(each_cores * self._vcpus * 100))
         owed_cores = min(percent / 100 if percent else self._vcpus, self._most_cores)
+        if self._part_frac is not None:
+            owed_cores = self._part_frac * self._most_cores
         _schedule(domain, percent, guest_weight(owed_cores, self._vcpus))
+
+    def set_part(self, domain: libvirt.virDomain, part_frac: float) -> None:
+        """See `Vcpus.set_part`."""
+        self._part_frac = part_frac
+        percent = int(domain.schedulerParameters()["cap"])
+        _schedule(domain, percent, guest_weight(part_frac * self._most_cores, self._vcpus))
+
+    def part_frac(self) -> float:
+        """See `Vcpus.part_frac`."""
+        self.look()
+        return self.seen_part_frac()
+
+    def seen_part_frac(self) -> float:
+        """See `Vcpus.seen_part_frac`."""
+        return self.seen().weight * self._vcpus / _PER_CORE / self._most_cores
 
     def cap_cores(self) -> float | None:
         """See `Vcpus.cap_cores`."""
@@ -92,7 +110,7 @@ class XenVcpus:
 
     def look(self) -> None:
         """See `Vcpus.look`."""
-        seen = self._hypervisor.now(self._guest, lambda domain: DomainSample(_cap_cores(domain), *_use(domain)))
+        seen = self._hypervisor.now(self._guest, _sample)
         with self._lock:
             self._seen = seen
 
@@ -107,9 +125,10 @@ def _schedule(domain: libvirt.virDomain, cap_percent: int, weight: int) -> None:
     domain.setSchedulerParameters({"cap": cap_percent, "weight": weight})
 
 
-def _cap_cores(domain: libvirt.virDomain) -> float | None:
-    percent = int(domain.schedulerParameters()["cap"])
-    return percent / 100 if percent else None
+def _sample(domain: libvirt.virDomain) -> DomainSample:
+    found = domain.schedulerParameters()
+    percent = int(found["cap"])
+    return DomainSample(percent / 100 if percent else None, *_use(domain), weight=int(found["weight"]))
 
 
 def _use(domain: libvirt.virDomain) -> tuple[float, float]:
@@ -130,6 +149,7 @@ class Xen:
     timeouts = Timeouts(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
     shared = False
     heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
+    taps = False
     aborts_saves = False  # libvirt's libxl driver cannot
     keepalive_s = 40
     boot_s = 2.0

@@ -28,7 +28,7 @@ from testbed.study.calibration.session import calibrate as do_trials
 from testbed.study.calibration.tables import as_json as to_json
 from testbed.study.calibration.tables import print_calibration
 from testbed.study.calibration.trials import Trials, read_trials
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import wide_console
 
 _NODE_MIB = 1024
 

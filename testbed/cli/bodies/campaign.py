@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from testbed.cli.bodies.campaign_progress import CampaignProgress
 from testbed.errors import UserError
@@ -21,6 +20,7 @@ from testbed.scheduling.campaign.run import Place, compile_kernels, must_compile
 from testbed.scheduling.campaign.sweep import Results, Sweep
 from testbed.scheduling.compiler import can_compile
 from testbed.scheduling.workload.files import write_text
+from testbed.study.report.terminal.console import LastingConsole
 
 
 def campaign(
@@ -91,7 +91,7 @@ def _work(plan: Plan, sweep: Sweep, place: Place, code: str, limit: int | None, 
     elif place.scheduler is None and must_compile(plan):
         click.echo("testbed: compiling kernels, once for this version; that takes a minute or two", err=True)
         compile_kernels(plan)
-    console = Console(stderr=True)
+    console = LastingConsole(stderr=True)
     console.print(f"{amount} simulations to do in {sweep.folder}", highlight=False, markup=False, soft_wrap=True)
     with CampaignProgress(amount, console) as progress:
         run_units(plan.units(settled, code, limit), code, sweep, place, progress)

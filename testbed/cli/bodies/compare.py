@@ -11,7 +11,7 @@ import click
 from testbed.errors import UserError
 from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.study.compare.live import read_live
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import wide_console
 
 
 def compare(

@@ -12,7 +12,7 @@ from testbed.control.order_client import give, running_run
 from testbed.control.order_messages import Answer, OrderName, Request
 from testbed.errors import UserError, nearest, printable
 
-_ORDERS = ("pause", "continue", "stop")
+_ORDERS = ("pause", "continue", "stop", "close")
 
 
 def control(*, words: tuple[str, ...], runs: Path, wait_s: float, as_json: bool) -> int:

@@ -20,7 +20,7 @@ from testbed.measure.influx_address import Address
 from testbed.measure.shipping import ShippingCount
 from testbed.measure.shipping_batches import bytes_left
 from testbed.measure.shipping_position import Shipped
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import LastingConsole, wide_console
 
 _LINE_EVERY_S = 5.0
 
@@ -30,7 +30,7 @@ class ShippingProgress:
 
     def __init__(self, run: Path, address: Address, console: Console | None = None) -> None:
         self._run = run
-        self._console = console or Console(stderr=True)
+        self._console = console or LastingConsole(stderr=True)
         self._title = f"{run} to {address}"
         self._began_s = self._told_s = time.monotonic()
         self._first: tuple[int, int] | None = None  # points read and bytes left, at the first call

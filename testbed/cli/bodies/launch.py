@@ -17,7 +17,7 @@ from testbed.cli.bodies.interrupts import run_interruptible
 from testbed.control.admission import check_events, check_jobs
 from testbed.control.lost_run import load_lost_run
 from testbed.control.session import RunResult, resume_session, run_session
-from testbed.errors import UserError
+from testbed.errors import FailureCode, UserError
 from testbed.lab.bring_up import dry_lab, live_lab
 from testbed.lab.local_agents import check_drivers
 from testbed.measure.run_lock import RunLock
@@ -25,8 +25,9 @@ from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.dfrs import can_load, use_compiled
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.terminal.console import wide_console
 from testbed.study.report.terminal.live import PlainDisplay, display_for
-from testbed.study.report.terminal.text import print_comparison, print_run, wide_console
+from testbed.study.report.terminal.text import print_comparison, print_run
 
 
 def run_path(out: Path, name: str) -> Path:
@@ -83,6 +84,29 @@ def launch(
     return results
 
 
+def launch_served(scenario: Scenario, policy: Policy, out: Path, *, as_json: bool) -> RunResult:
+    """Serve a lab until its operator closes it, and print its tables (or JSON); returns the result."""
+    console = wide_console(stderr=as_json)
+    check_drivers(scenario)
+    path = run_path(out, scenario.name)
+    with contextlib.ExitStack() as stack:
+        if can_load():
+            loading = threading.Thread(target=use_compiled, name="machine code of policies")
+            loading.start()
+            stack.callback(loading.join)
+        title = f"{scenario.name}  {policy.name}"
+        try:
+            with display_for(console, title) as display:
+                session = run_session(scenario, policy, [], path, live_lab, display, served=True)
+                result = run_interruptible(session, console)
+        except KeyboardInterrupt:
+            if path.exists():
+                console.print(f"interrupted; what was measured is in {path}", markup=False, soft_wrap=True)
+            raise
+    _print(result, console, as_json=as_json)
+    return result
+
+
 def launch_resumed(path: Path, *, as_json: bool) -> RunResult:
     """Go on with a run whose controller was lost, and print its tables (or JSON); returns the result."""
     console = wide_console(stderr=as_json)
@@ -106,6 +130,14 @@ def launch_resumed(path: Path, *, as_json: bool) -> RunResult:
         lock.release()
     _print(result, console, as_json=as_json)
     return result
+
+
+def all_well(result: RunResult) -> bool:
+    """Whether every job is done, or was deleted by a user."""
+    codes = result.summary["failure_codes"]
+    deleted = list(codes.values()).count(FailureCode.DELETED) if isinstance(codes, dict) else 0
+    done = result.summary["done"]
+    return isinstance(done, int) and done + deleted == result.summary["jobs"]
 
 
 def _print(result: RunResult, console: Console, *, as_json: bool) -> None:

@@ -21,7 +21,9 @@ def policies(as_json: bool, filter_text: str) -> None:
         return
     for name in found:
         click.echo(name)
-    click.echo("\nNames: <on submission>[ *][/per|/stretch-per]/OPT=...[/MINVT=s|/MINFT=s], or a fixed name")
+    click.echo(
+        "\nNames: <on submission>[ *][/per|/stretch-per]/OPT=...[/MINVT=s|/MINFT=s][/WITHIN=dps], or a fixed name"
+    )
     width = max(map(len, GRAMMAR))
     for part, meaning in GRAMMAR.items():
         click.echo(f"  {part:<{width}}  {meaning}")

@@ -15,7 +15,7 @@ from testbed.errors import UserError, nearest
 from testbed.measure.flux import QUERIES, Scope, scope_of
 from testbed.measure.tables import TABLES
 from testbed.run.parts import has_journal
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import wide_console
 
 _EXAMPLE = 'testbed query runs/RUN "SELECT * FROM jobs"'
 

@@ -10,8 +10,13 @@ from pathlib import Path
 import click
 
 from testbed.errors import UserError
+from testbed.scheduling.policies.xge_slots import partitions_of
 from testbed.study.report.run.facts import RunFacts, read_facts
-from testbed.study.report.terminal.text import metrics_table, print_facts, wide_console
+from testbed.study.report.run.run_data import read_record
+from testbed.study.report.run.slots import Slots, slots_of
+from testbed.study.report.terminal.console import wide_console
+from testbed.study.report.terminal.slot_table import slots_table
+from testbed.study.report.terminal.text import metrics_table, print_facts
 
 _NEEDED = ("matplotlib", "polars", "jinja2")
 
@@ -44,14 +49,30 @@ def report(
 
 def _print(found: Sequence[RunFacts], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([{"run": str(run.path), **run.summary_so_far()} for run in found], indent=2))
+        click.echo(json.dumps([_summary(run) for run in found], indent=2))
         return
     console = wide_console()
     for run in found:
         console.print(f"\n{run.path}", style="bold", markup=False, highlight=False)
         print_facts(run, console)
+        if (slots := _slots(run)) is not None:
+            console.print(slots_table(slots))
     if len(found) > 1:
         console.print(metrics_table(found))
+
+
+def _summary(run: RunFacts) -> dict[str, object]:
+    slots = _slots(run)
+    return {
+        "run": str(run.path), **run.summary_so_far(), **({} if slots is None else {"slots": slots.as_json()}),
+    }  # fmt: skip
+
+
+def _slots(run: RunFacts) -> Slots | None:
+    """Return the slots of a run under XGE, None for other runs, and for those in which no task was started."""
+    if partitions_of(run.policy, len(run.node_names)) is None:
+        return None
+    return slots_of(read_record(run.path).schedule)
 
 
 def _missing() -> list[str]:

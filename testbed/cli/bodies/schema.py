@@ -11,7 +11,7 @@ from rich.table import Table
 from testbed.errors import UserError, nearest
 from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS
 from testbed.measure.schema_page import as_data, markdown
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import wide_console
 
 
 def schema(*, as_json: bool, as_markdown: bool, names: tuple[str, ...]) -> None:

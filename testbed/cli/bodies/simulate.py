@@ -29,12 +29,13 @@ from testbed.scheduling.simulation.overheads import (
     constant,
 )
 from testbed.scheduling.simulation.overheads_parser import parse_overheads
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import SimulatedRun
 from testbed.scheduling.simulation.simulate import must_compile
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.segments import Week, cut
 from testbed.scheduling.workload.trace import load_trace
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import wide_console
 
 
 def simulate(
@@ -49,6 +50,7 @@ def simulate(
     node_memory_gb: float | None,
     reading: str | None,
     week: int | None,
+    imbalance: str,
     jobs_out: Path | None,
     compile_kernels: bool | None,
     as_json: bool,
@@ -65,7 +67,8 @@ def simulate(
     for number, policy in enumerate(policies, start=1):
         compiling = _compiling(compile_kernels, policy, len(policies) - number)
         run = policy.simulate(
-            jobs, nodes, overheads, debug_invariants, node_memory_gb=memory_gb, compiling=compiling
+            jobs, nodes, overheads, debug_invariants, node_memory_gb=memory_gb, compiling=compiling,
+            sharing=SharingModel(imbalance=imbalance),
         )  # fmt: skip
         if bound is None and bound_kind != "none":
             bound = lower_bound(jobs, nodes, tau_s, cast("Kind", bound_kind), compiling=compile_kernels)

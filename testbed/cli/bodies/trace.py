@@ -11,14 +11,18 @@ from typing import TypeVar
 import click
 
 from testbed.errors import UserError
+from testbed.scheduling.workload.accounting import SiteNode
 from testbed.scheduling.workload.load import offered_load, scale_load
+from testbed.scheduling.workload.marc import MarcModel, marc_trace
 from testbed.scheduling.workload.segments import JobRange, Segment, Week, Window, cut
+from testbed.scheduling.workload.sites import read_accounting
 from testbed.scheduling.workload.statistics import describe
 from testbed.scheduling.workload.synthetic import annotate as with_needs
 from testbed.scheduling.workload.synthetic import synthetic_trace
 from testbed.scheduling.workload.table import format_table
-from testbed.scheduling.workload.trace import convert_trace, is_log, load_trace, save_trace
+from testbed.scheduling.workload.trace import check_table_name, convert_trace, is_log, load_trace, save_trace
 from testbed.scheduling.workload.week_folder import write_weeks
+from testbed.study.analysis.as_trace import jobs_of_run
 
 _Value = TypeVar("_Value", int, float)
 
@@ -64,8 +68,40 @@ def scale(trace_file: Path, out: Path, nodes: int, load: float, reading: str | N
     click.echo(f"{out}: {len(jobs)} jobs, offered load {offered_load(jobs, nodes):.4g} -> {load:.4g}", err=True)
 
 
-def convert(trace_file: Path, out: Path, reading: str | None) -> None:
-    count = convert_trace(trace_file, out, reading)
+def convert(
+    trace_file: Path,
+    out: Path,
+    reading: str | None,
+    source: str | None,
+    cores_per_node: int | None,
+    node_memory_gb: float | None,
+    task: str | None,
+    timezone: str | None,
+) -> None:
+    if source in (None, "run"):
+        of_sites = {"--cores-per-node": cores_per_node, "--node-memory-gb": node_memory_gb, "--task": task}
+        for option, value in {**of_sites, "--timezone": timezone}.items():
+            if value is not None:
+                raise UserError(f"{option} {value}: expected --from sacct or --from qacct beside it")
+    if source is not None and reading is not None:
+        raise UserError(f"--reading {reading}: expected none beside --from; it is for SWF logs")
+    if source is None:
+        count = convert_trace(trace_file, out, reading)
+    elif source == "run":
+        check_table_name(out)
+        jobs = jobs_of_run(trace_file)
+        save_trace(out, jobs)
+        count = len(jobs)
+    else:
+        if cores_per_node is None:
+            raise UserError(
+                f"--from {source}: expected --cores-per-node N beside it, to turn cores into parts of a node"
+            )
+        node = SiteNode(cores_per_node, node_memory_gb, task or "core")
+        check_table_name(out)
+        jobs = read_accounting(trace_file, source, node, timezone)
+        save_trace(out, jobs)
+        count = len(jobs)
     click.echo(f"{out}: {count} jobs", err=True)
 
 
@@ -73,6 +109,27 @@ def lublin(nodes: int, jobs: int, seed: int, mode: str, load: float | None, out:
     made = synthetic_trace(nodes, jobs, seed, mode)
     if load is not None:
         made = scale_load(made, nodes, load)
+    if out is None:
+        click.echo(format_table(made), nl=False)
+    else:
+        save_trace(out, made)
+
+
+def marc(
+    weeks: int,
+    seed: int,
+    rate: float,
+    cv: float,
+    farm_jobs: float,
+    parallel_farm_jobs: float,
+    daily: float,
+    weekend: float,
+    urgent_s: float,
+    memory: float,
+    out: Path | None,
+) -> None:
+    model = MarcModel(rate, cv, farm_jobs, parallel_farm_jobs, daily, weekend, urgent_s, memory)
+    made = marc_trace(seed, weeks, model)
     if out is None:
         click.echo(format_table(made), nl=False)
     else:

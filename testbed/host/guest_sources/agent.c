@@ -22,6 +22,7 @@
 #include "pmi.h"
 #include "procs.h"
 #include "told.h"
+#include "waits.h"
 #include "wire.h"
 
 #define PORT_NAME "dfrs.ctl"
@@ -43,6 +44,7 @@ static bool attached; /* somebody has: from then on all is told, and told again 
 static bool gone_ahead, owes_progress;
 static uint64_t units_before; /* when progress was last promised */
 static struct pace *pace;
+static struct waits *waits; /* of the rank; all 0 without the layer that counts them */
 static struct program programs[MAX_PROGRAMS];
 static struct reader from_host;
 static uint64_t last_id;
@@ -100,6 +102,23 @@ static void fill_said(struct message *m, const void *from)
         message_text(m, said->all[i].name, said->all[i].value, said->all[i].length);
 }
 
+/* For how long the rank has waited for each rank; left out where it would not fit. */
+static void fill_waits(struct message *m)
+{
+    static char text[WAITS_MOST_RANKS * 28];
+    uint64_t ranks = pace_get(&waits->ranks);
+    size_t length = 0;
+    if (!ranks || ranks > WAITS_MOST_RANKS)
+        return;
+    for (uint64_t rank = 0; rank < ranks; rank++) {
+        uint64_t us = pace_get(&waits->ns_by_rank[rank]) / 1000;
+        length += (size_t)snprintf(text + length, sizeof text - length, us ? "%s%llu.%06llu" : "%s0", rank ? "," : "",
+                                   (unsigned long long)(us / 1000000), (unsigned long long)(us % 1000000));
+    }
+    if (m->length + sizeof " waits_s=" + length < MAX_FRAME_BYTES)
+        message_text(m, "waits_s", text, length);
+}
+
 static size_t momentary(const char *kind)
 {
     static struct message m;
@@ -112,6 +131,7 @@ static size_t momentary(const char *kind)
         message_field(&m, "compute_s", "%.9f", (double)pace_get(&pace->compute_ns) * 1e-9);
         message_field(&m, "comm_s", "%.9f", (double)pace_get(&pace->comm_ns) * 1e-9);
     }
+    fill_waits(&m);
     size_t length = message_frame(&m);
     memcpy(out, m.bytes, length);
     return length;
@@ -243,6 +263,7 @@ static bool order_task(const struct fields *order, char *error, size_t room)
     }
     gone_ahead = owes_progress = false;
     memset(pace, 0, sizeof *pace);
+    memset(waits, 0, sizeof *waits);
     units_before = 0;
     return true;
 }
@@ -400,6 +421,19 @@ static int find_port(void)
     }
 }
 
+/* A file that programs write and the agent reads. */
+static void *shared_file(const char *name, size_t bytes)
+{
+    int file = open(in_run(name), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0 || ftruncate(file, (off_t)bytes))
+        die(name);
+    void *found = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (found == MAP_FAILED)
+        die(name);
+    close(file);
+    return found;
+}
+
 static void begin(void)
 {
     uint64_t name;
@@ -407,13 +441,9 @@ static void begin(void)
         name = (uint64_t)mono_ns() * 0x9E3779B97F4A7C15u;
     snprintf(boot, sizeof boot, "%016llx", (unsigned long long)name);
 
-    int file = open(in_run("progress"), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (file < 0 || ftruncate(file, sizeof *pace))
-        die("progress");
-    pace = mmap(NULL, sizeof *pace, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (pace == MAP_FAILED)
-        die("progress");
-    close(file);
+    pace = shared_file("progress", sizeof *pace);
+    waits = shared_file("waits", sizeof *waits);
+    setenv("DFRS_WAITS", in_run("waits"), 1); /* the layer finds it by that */
 
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s", in_run("agent.sock"));

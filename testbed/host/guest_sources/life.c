@@ -81,6 +81,18 @@ static unsigned choice_of(const char *name, const char *const *known)
 static const char *const TOPOLOGIES[] = {"linear", "ring", "mesh", "torus", "all-to-all", "tree", NULL};
 static const char *const IMBALANCES[] = {"uniform", "1/i", NULL};
 
+/* N of drift:N, 0 for another imbalance */
+static uint64_t drift_of(const char *name)
+{
+    const char *text = value_of(name), *digits = text + strlen("drift:");
+    if (strncmp(text, "drift:", strlen("drift:")))
+        return 0;
+    size_t length = strspn(digits, "0123456789");
+    if (digits[length] || length < 1 || length > 9 || *digits == '0')
+        fail("%s = %s: expected a count after drift:, such as drift:100", name, text);
+    return strtoull(digits, NULL, 10);
+}
+
 void life_read_task(const char *name)
 {
     static char text[MAX_FRAME_BYTES];
@@ -110,9 +122,10 @@ void life_read_task(const char *name)
         .workers = (unsigned)count_of("workers", 1, MAX_WORKERS),
         .ranks = (unsigned)count_of("ranks", 1, 1u << 20),
         .topology = (enum topology)choice_of("topology", TOPOLOGIES),
-        .one_over_i = choice_of("imbalance", IMBALANCES) == 1,
         .touched_frac = part_of("touched_frac"),
     };
+    task.drift = drift_of("imbalance");
+    task.one_over_i = task.drift || choice_of("imbalance", IMBALANCES) == 1;
     task.rank = (unsigned)count_of("rank", 0, task.ranks - 1);
     task.message_bytes = count_of("message_bytes", task.ranks == 1 ? 0 : task.topology == TREE ? 8 : 1, INT32_MAX);
 
@@ -154,9 +167,11 @@ static uint64_t units_after(uint64_t iterations)
 uint64_t life_share(uint64_t iteration)
 {
     uint64_t units = units_after(iteration + 1) - units_after(iteration);
-    if (!task.one_over_i)
+    unsigned moved = task.drift ? (unsigned)(iteration / task.drift % task.ranks) : 0;
+    unsigned part = (task.rank + task.ranks - moved) % task.ranks + 1;
+    if (!task.one_over_i || part == 1)
         return units;
-    double share = nearbyint((double)units / (double)(task.rank + 1)); /* to even, as the twin rounds */
+    double share = nearbyint((double)units / (double)part); /* to even, as the twin rounds */
     return share < 1 ? 1 : (uint64_t)share;
 }
 

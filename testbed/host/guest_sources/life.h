@@ -15,6 +15,7 @@ struct task {
     enum topology topology;
     double touched_frac; /* of the ballast */
     bool one_over_i; /* rank i, counted from 1, computes an i-th of what rank 1 does */
+    uint64_t drift; /* after how many iterations these parts move on by a rank; 0: never */
 };
 
 extern struct task task;

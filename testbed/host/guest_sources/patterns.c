@@ -6,6 +6,7 @@
 
 #include "kernel.h"
 #include "life.h"
+#include "naps.h"
 #include "report.h"
 #include "topology.h"
 #include "words.h"
@@ -25,20 +26,19 @@ static MPI_Request *requests;
 static int pending;
 static uint64_t digest, messages;
 
-static void nap(double *next_s)
+static void nap(struct naps *naps)
 {
-    struct timespec length = {.tv_nsec = (long)(*next_s * 1e9)};
+    struct timespec length = {.tv_nsec = (long)(next_nap_s(naps) * 1e9)};
     nanosleep(&length, NULL);
-    *next_s = *next_s * 1.5 < 1e-3 ? *next_s * 1.5 : 1e-3;
 }
 
 /* MPI's own waiting would poll at full speed and use up the guest's share of the CPU. */
 static void wait_all(void)
 {
-    double next_s = 20e-6;
+    struct naps naps = FIRST_NAPS;
     int complete = 0;
     for (MPI_Testall(pending, requests, &complete, MPI_STATUSES_IGNORE); !complete;) {
-        nap(&next_s);
+        nap(&naps);
         MPI_Testall(pending, requests, &complete, MPI_STATUSES_IGNORE);
     }
     pending = 0;
@@ -166,11 +166,11 @@ static void join(int *count, char ***arguments)
 static void leave(void)
 {
     MPI_Request end;
-    double next_s = 20e-6;
+    struct naps naps = FIRST_NAPS;
     int complete = 0;
     MPI_Ibarrier(MPI_COMM_WORLD, &end);
     for (MPI_Test(&end, &complete, MPI_STATUS_IGNORE); !complete; MPI_Test(&end, &complete, MPI_STATUS_IGNORE))
-        nap(&next_s);
+        nap(&naps);
 }
 
 int main(int count, char **arguments)

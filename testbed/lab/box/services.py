@@ -102,11 +102,13 @@ class NodeAgent(ProcessPart):
 
 def arguments(node: NodeSpec) -> list[str]:
     """Return the command line of a node's agent."""
+    cpus = ",".join(map(str, node.cpu_set))
     options = {
         "uri": "qemu:///system",  # inside, the node's own
         "migration": node.transport,
         "partition": f"/{node.full_name}",
         "bridge": BRIDGE,
+        **({"pin": cpus} if cpus else {}),  # libvirt starts the guests, which inherit no CPUs of the agent
     }
     return [
         *("--lab", node.lab, "--node", node.name, "--driver", node.driver),
@@ -114,5 +116,6 @@ def arguments(node: NodeSpec) -> list[str]:
         *("--state-dir", str(node.run_dir / "agent"), "--image-dir", str(node.image_dir), "--broker-from-stdin"),
         *("--image-budget-mib", str(node.image_budget_mib)),
         "--no-claim",  # `testbed lab down` removes all of it
+        *(("--cpu-set", cpus) if cpus and not node.has_libvirtd else ()),
         *(word for key, value in options.items() if node.has_libvirtd for word in ("--option", f"{key}={value}")),
     ]

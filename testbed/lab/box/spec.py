@@ -33,7 +33,7 @@ class NodeSpec:
     """One node: its capacity (cores, MiB), its driver, and its address with prefix length on the guests' network.
 
     `image_budget_mib` limits its images on the disk; 0 is no limit but the disk's. `transport` is that of live
-    migrations between the hypervisors of its lab.
+    migrations between the hypervisors of its lab. `cpu_set` are the CPUs of its guests, by default all.
     """
 
     lab: str
@@ -44,6 +44,7 @@ class NodeSpec:
     address: str
     image_budget_mib: int = 0
     transport: Transport = "tls"
+    cpu_set: tuple[int, ...] = ()
 
     @property
     def full_name(self) -> str:

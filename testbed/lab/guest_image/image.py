@@ -75,6 +75,7 @@ def _build(ingredients: Ingredients, key: str, cache: Path, progress: Callable[[
         manifest = {
             "key": key,
             "floor_mib": FLOOR_MIB,
+            "waits": True,
             "versions": ingredients.versions,
             "ingredients": ingredients.fingerprints,
             "outputs": {name: {"sha256": sha256(data), "bytes": len(data)} for name, data in outputs.items()},

@@ -1,7 +1,8 @@
 """Contents of the guest image: the tree of its files, and the fingerprints of all its ingredients.
 
 Kernel modules that a paravirtual device of any supported hypervisor needs, a static busybox for `init`, the programs
-of `SOURCES`, and MPICH with its libraries. There is no disk: the file system is memory, saved with the machine.
+of `SOURCES`, MPICH with its libraries, and the layer that counts waits. There is no disk: the file system is memory,
+saved with the machine.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import RunError
+from testbed.errors import RunError, UserError
 from testbed.host.guest_image import SOURCES, VERSION, own_fingerprints
+from testbed.host.mpich import Mpich, MpichError, mpich
 from testbed.lab.guest_image import cpio
 from testbed.lab.guest_image.recipe_debian import Package, busybox, fetch, kernel_package, unpack
-from testbed.lab.guest_image.recipe_mpi import Mpich, closure, mpich
+from testbed.lab.guest_image.recipe_mpi import closure
 from testbed.lab.guest_image.recipe_tools import run, sha256
 
 _MODULES = (  # in the order in which they depend on each other
@@ -52,7 +54,7 @@ class Ingredients:
 
 def gather(downloads: Path) -> Ingredients:
     """Determine the present ingredients of the image without making it; raises `UserError` or `RunError`."""
-    kernel, (busybox_file, busybox_package), mpi = kernel_package(downloads), busybox(), mpich()
+    kernel, (busybox_file, busybox_package), mpi = kernel_package(downloads), busybox(), _mpich()
     loader, libraries = closure((mpi.library,))
     libraries[mpi.library.name] = mpi.library
     compiler = run(["gcc", "--version"]).splitlines()[0]
@@ -81,6 +83,13 @@ def gather(downloads: Path) -> Ingredients:
     return Ingredients(kernel, busybox_file, busybox_package, mpi, loader, libraries, fingerprints, versions)
 
 
+def _mpich() -> Mpich:
+    try:
+        return mpich()
+    except MpichError as error:
+        raise UserError(f"guest image: {error}") from error
+
+
 def compile_program(name: str, into: Path, *more: str) -> Path:
     """Compile a static program of the guest, with `more` sources or flags; return its file.
 
@@ -103,6 +112,18 @@ def compile_patterns(mpi: Mpich, into: Path) -> Path:
     return out
 
 
+def compile_waits(mpi: Mpich, into: Path) -> Path:
+    """Compile the layer that counts waits against an MPICH; return its file. Raises `UserError` or `RunError`."""
+    out = into / "waits.so"
+    beside = f"-Wl,-rpath-link,{mpi.library.parent / 'mpich'}"
+    run(
+        ["gcc", *_FLAGS, "-fPIC", "-shared", f"-I{mpi.header.parent}", "-o", str(out), "waits.c", str(mpi.library),
+         beside, "-lpthread"],
+        cwd=SOURCES,
+    )  # fmt: skip
+    return out
+
+
 def make(
     ingredients: Ingredients, downloads: Path, scratch: Path, progress: Callable[[str], None]
 ) -> tuple[bytes, bytes]:
@@ -120,6 +141,7 @@ def make(
     build.mkdir()
     ours = [compile_program(name, build) for name in _STATIC]
     ours.append(compile_patterns(ingredients.mpi, build))
+    layer = compile_waits(ingredients.mpi, build)
     entries = [
         *(cpio.folder(name) for name in ("bin", "dev", "etc", "lib", "lib/modules", "lib64", "proc", "root", "run",
                                          "sys", "usr", "usr/bin", "usr/lib")),
@@ -132,6 +154,7 @@ def make(
         *(cpio.file(f"bin/{path.name}", _stripped(path, scratch), 0o755) for path in ours),
         *(cpio.file(f"usr/lib/{name}", _stripped(path, scratch), 0o755)
           for name, path in ingredients.libraries.items()),
+        cpio.file(f"usr/lib/{layer.name}", _stripped(layer, scratch), 0o755),
         cpio.file(f"lib64/{ingredients.loader.name}", _stripped(ingredients.loader, scratch), 0o755),
         *_modules(kernel),
     ]  # fmt: skip

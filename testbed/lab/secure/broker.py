@@ -8,8 +8,9 @@ takes memory, about 700 bytes for each level of a topic. A megabyte of subscript
 agents' listener has Mosquitto's plugin of dynamic security beside the rules, with a file of each agent's permitted
 subscriptions: it refuses all others before they take memory.
 
-The topics that one agent may write to are finite: three of its own, and one for replies to each controller. So a
-compromised agent can leave at most that many retained messages at the broker, as Mosquitto cannot forbid them by topic.
+The topics that one agent may write to are finite: three of its own, one for replies to each controller, and those on
+which other nodes get shares. So a compromised agent can leave at most that many retained messages at the broker, as
+Mosquitto cannot forbid them by topic.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ SAVE_EVERY_S = 30  # the age of a restarted broker's state after a kill; the quo
 def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parted: str = "") -> str:
     """Return the access rules of agents.
 
-    Each writes under its own name, and replies to `controllers`; it reads its commands and the lease. In the name of
-    the node `parted`, if any, only its status may be written: `testbed.lab.secure.farewell` needs that.
+    Each writes under its own name, replies to `controllers`, and writes to the topics on which other nodes get shares:
+    the secret of a job decides whose word counts there. It reads its commands, the lease, and its own such topic.
+    In the name of the node `parted`, if any, only its status may be written: `testbed.lab.secure.farewell` needs that.
     """
     lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
     for node in nodes:
@@ -45,6 +47,7 @@ def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parte
         lines += [
             *(f"topic read {each}" for each in topics.readable_by(lab, node)),
             *(f"topic write {topics.reply_topic(lab, controller, node)}" for controller in controllers),
+            *(f"topic write {topics.node_topic(lab, other, 'exchange')}" for other in nodes if other != node),
         ]
     if parted:
         lines += ["", f"user {topics.check_name('node', parted)}"]

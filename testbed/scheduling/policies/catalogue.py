@@ -24,7 +24,10 @@ from testbed.scheduling.policies.configuration import (
 )
 from testbed.scheduling.policies.decision import rules_of
 from testbed.scheduling.policies.dfrs import DfrsPolicy
+from testbed.scheduling.policies.dps import DPS
 from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.within import WithinPolicy, split
+from testbed.scheduling.policies.xge import XgePolicy, named
 
 EQUIPARTITION = "EQUIPARTITION"  # a measure of a trace: `testbed.scheduling.simulation.named`
 PLUGIN_GROUP = "testbed.policies"
@@ -34,6 +37,8 @@ BASELINES: tuple[Policy, ...] = (
     BatchPolicy("FCFS", backfill=False),
     BatchPolicy("EASY", backfill=True),
     BatchPolicy("EASY/2011", backfill=True, before_shadow=False),
+    *DPS,
+    XgePolicy(),
 )
 
 GRAMMAR = {
@@ -46,9 +51,18 @@ GRAMMAR = {
     "/OPT=MAX": "with /stretch-per only: CPU that is left lowers the maximum stretch",
     "/MINVT=s": "MCB8 may pause a running job with less than s seconds of virtual time, but not move it",
     "/MINFT=s": "the same with flow time, the time since submission",
+    "/WITHIN=dps": "last, and after [IPDPS] names: the tasks of a job divide its CPU, by a bank of the job",
+    "/WITHIN=dps/distributed": "the same; tasks give what they do not use to the tasks whose messages they wait for",
     "FCFS": "batch: whole nodes, in order of submission",
     "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; knows run times",
     "EASY/2011": "EASY that backfills only beside the reservation; perhaps that of the tables of 2011",
+    "DPS/none": "work-conserving shares, as booked: a task's CPU need is its share of the node; in order of submission",
+    "DPS/distributed": "the same; tasks give shares that they do not use to the tasks whose messages they wait for",
+    "DPS/bank": "the same; they give them to a bank of the job, which gives them to its tasks that are short",
+    "XGE": "two virtual clusters on the same nodes, of serial and of parallel jobs; idle parallel nodes are lent",
+    "XGE/PARALLEL=f": "the same with a part f of the nodes for parallel jobs (default 0.5)",
+    "XGE/LEND=no": "the same without lending",
+    "XGE/LONG=s": "urgent jobs (-xge) have only serial jobs paused that are estimated to run s seconds or longer",
     EQUIPARTITION: "simulated only: a fluid share of the whole platform for every job, memory and places ignored",
     "GREEDY": "[IPDPS] Greedy; a job that does not fit is tried again 2, 4, 8 … s later, 4096 s at most",
     "GREEDY-PMTN": "[IPDPS] GreedyP; paused jobs are tried at every later event",
@@ -68,6 +82,19 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
     """
     if len(name) > LONGEST_NAME:
         raise UserError(f"policy {shown(name, 60)}: expected a name of at most {LONGEST_NAME} characters")
+    name, within = split(name)
+    policy = _parse(name, period_s)
+    if within is None:
+        return policy
+    if not isinstance(policy, DfrsPolicy):
+        raise UserError(
+            f"policy {policy.name}: it gives jobs no yields that their tasks could divide: "
+            "expected WITHIN= after a DFRS policy, such as GreedyPM */per/OPT=MIN/MINVT=600/WITHIN=dps"
+        )
+    return WithinPolicy(policy, within)
+
+
+def _parse(name: str, period_s: float) -> Policy:
     plain = "".join(name.split()).casefold()
     for policy in BASELINES:
         if policy.name.casefold() == plain:
@@ -77,6 +104,8 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
             f"policy {EQUIPARTITION}: it shares one machine without places, so it has no schedule by nodes: "
             "expected a policy; only `testbed simulate` and campaigns know it"
         )
+    if (xge := named(name)) is not None:
+        return xge
     if found := ipdps.named_rules(plain, period_s):
         return DfrsPolicy(*found)
     try:

@@ -52,7 +52,30 @@ class CompilablePolicy(Policy, Protocol):
 
     @property
     def rules(self) -> Any:
-        """The rules, which the kernels get as their first argument."""
+        """The rules, which the kernels get as their first argument.
+
+        A policy with an attribute `needs_columns` that is true has kernels that get `RulesAndColumns` instead.
+        """
+
+
+class JobColumns(NamedTuple):
+    """What only some kernels need to know of J jobs, beside `Jobs`."""
+
+    start_time_s: Floats  # (J,) NaN before the first start; the simulated world changes it in place
+    estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
+    urgent: Mask  # (J,)
+
+
+class RulesAndColumns(NamedTuple):
+    """The first argument of the kernels of a policy that says `needs_columns`."""
+
+    rules: Any
+    columns: JobColumns
+
+
+def first_argument(policy: CompilablePolicy, columns: JobColumns) -> Any:
+    """Return what the kernels of a policy get as their first argument."""
+    return RulesAndColumns(policy.rules, columns) if getattr(policy, "needs_columns", False) else policy.rules
 
 
 def has_kernels(policy: Policy) -> TypeGuard[CompilablePolicy]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from testbed.scheduling.workload.jobs import Job
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -49,6 +51,7 @@ class ClusterView:
     task_node: Ints  # (sum of tasks,), NOT_PLACED for every task of a job that is not running
     start_time_s: Floats  # (J,) first start, NaN before it
     estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
+    urgent: NDArray[np.bool_]  # (J,) whether others may be paused for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,39 @@ class WakingPolicy(Policy, Protocol):
 
     def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
         """Return the ids of the jobs whose instant lies in (`since_s`, time of the view]."""
+
+
+@runtime_checkable
+class BookingPolicy(Policy, Protocol):
+    """A policy that gives nobody more CPU of a node than is there, so that jobs may need too much of it."""
+
+    def can_ever_start(
+        self, tasks: int, cpu_need_frac: float, mem_req_frac: float, nodes: int, *, urgent: bool
+    ) -> bool:  # fmt: skip
+        """Whether a job of this shape fits an empty cluster of `nodes` nodes; it replaces `Policy.can_ever_run`."""
+
+
+def can_ever_run(policy: Policy, job: Job, nodes: int) -> bool:
+    """Whether a job fits an empty cluster of `nodes` nodes under a policy."""
+    if isinstance(policy, BookingPolicy):
+        return policy.can_ever_start(job.tasks, job.cpu_need_frac, job.mem_req_frac, nodes, urgent=job.urgent)
+    return policy.can_ever_run(job.tasks, job.mem_req_frac, nodes)
+
+
+ExchangeMode = Literal["none", "distributed", "bank"]
+
+
+@runtime_checkable
+class SharingPolicy(Policy, Protocol):
+    """A policy under which tasks compete by shares instead of being capped; all its yields are 1.
+
+    The CPU need of a task is the share of its node that is booked for it: what it gets while others want the rest.
+    `exchange` says how the tasks of a job give each other shares that they do not use (`testbed.shares`).
+    """
+
+    @property
+    def exchange(self) -> ExchangeMode:
+        """`none`: shares stay as they were booked; or how they move."""
 
 
 def event_at(

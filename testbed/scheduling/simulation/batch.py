@@ -61,7 +61,7 @@ class BatchSchedule:
     start_s: Floats  # (J,) trace seconds
     end_s: Floats  # (J,)
     penalty_s: Floats  # (J,) what first starts cost
-    task_node: Ints  # (sum of tasks,) the lowest nodes that were free, row after row
+    task_node: Ints  # (sum of tasks,) row after row; under batch policies the lowest nodes that were free
     decisions: int
     decide_total_s: float  # wall time of all decisions
     decide_max_s: float  # wall time of the longest one
@@ -81,8 +81,13 @@ def simulate_batch(
     Raises UserError, as `schedule_batch` does.
     """
     done = schedule_batch(jobs, nodes, policy, compiling, overheads=overheads)
+    return undisturbed_run(policy.name, nodes, jobs, done, record=record)
+
+
+def undisturbed_run(policy: str, nodes: int, jobs: Sequence[Job], done: BatchSchedule, *, record: bool) -> SimulatedRun:
+    """Return the run of a schedule in which jobs stay where they start; `record` keeps its decisions."""
     return SimulatedRun.undisturbed(
-        policy.name, nodes, tuple(jobs), done.start_s, done.end_s, penalty_s=done.penalty_s,
+        policy, nodes, tuple(jobs), done.start_s, done.end_s, penalty_s=done.penalty_s,
         decisions=done.decisions, decide_total_s=done.decide_total_s, decide_max_s=done.decide_max_s,
         recording=_recording(jobs, done) if record else None,
     )  # fmt: skip

@@ -10,12 +10,15 @@ import numpy as np
 from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import RunError
 from testbed.scheduling.compiler import compiled
-from testbed.scheduling.policies.kernel_policy import has_kernels
-from testbed.scheduling.policies.state import Cluster
+from testbed.scheduling.policies.kernel_policy import JobColumns, first_argument, has_kernels
+from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
+from testbed.scheduling.simulation.dividing import Dividing
 from testbed.scheduling.simulation.engine import FINISHED, PAUSED, STUCK, event_loop
 from testbed.scheduling.simulation.overheads import OverheadTable
+from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import MIGRATION, Moves, Recording, SimulatedRun
 from testbed.scheduling.simulation.soundness import MEANING
 from testbed.scheduling.simulation.views import Views
@@ -52,9 +55,11 @@ def run_loop(
     compiling: Compiling = AT_ONCE,
     record: bool = False,
     views: bool = False,
+    sharing: SharingModel = PLAIN,
 ) -> SimulatedRun:
     """Run `jobs`, in order of submission, under `policy`; with `views` it decides on views even if it has kernels.
 
+    `sharing` is what policies need to know under whose yields tasks divide what their job gets.
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision or an
     end is not sound.
     """
@@ -64,10 +69,10 @@ def run_loop(
     plain: Callable[..., int] | None = None
     rules: object = ()
     if has_kernels(policy) and not views:
-        plain, rules = event_loop(policy.kernels), policy.rules
+        plain, rules = event_loop(policy.kernels), first_argument(policy, columns_of(jobs, world, policy))
         run = compiling.begin(plain)
     else:
-        run = Views(policy, jobs, table, cluster, world).loop()
+        run = _viewed(policy, jobs, (table, cluster, world), overheads, sharing)
     period_s = float(policy.period_s or 0.0)
     status = PAUSED
     progress, decisions = _progress(cluster, world), 0
@@ -110,6 +115,24 @@ def run_loop(
         decide_max_s=float(world.counts[DECIDE_MAX_NS]) / 1e9,
         recording=_recording(log, world) if record else None,
     )
+
+
+def columns_of(jobs: Sequence[Job], world: World, policy: Policy) -> JobColumns:
+    """Return what a policy may know of jobs beside `Jobs`; first starts are those of the world."""
+    estimate_s = np.full(len(jobs), np.nan)
+    if policy.needs_estimates:
+        estimate_s = np.array([job.batch_estimate_s for job in jobs], dtype=np.float64)
+    return JobColumns(world.start_s, estimate_s, np.array([job.urgent for job in jobs], dtype=np.bool_))
+
+
+def _viewed(
+    policy: Policy, jobs: Sequence[Job], arrays: tuple[Jobs, Cluster, World], overheads: OverheadTable,
+    sharing: SharingModel,
+) -> Callable[..., int]:  # fmt: skip
+    """Return the loop with a policy that decides on views."""
+    if isinstance(policy, DividingPolicy):
+        return Dividing(policy, jobs, *arrays, sharing).loop(overheads)
+    return Views(policy, jobs, *arrays).loop()
 
 
 def _moves(log: Log, logged: int) -> Moves:

@@ -12,6 +12,7 @@ from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.fluid import equipartition
 from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import SimulatedRun
 from testbed.scheduling.simulation.simulate import check_trace, loop_of, simulate
 from testbed.scheduling.workload.jobs import Job
@@ -45,12 +46,14 @@ class Named:
         *,
         node_memory_gb: float = DEFAULT_NODE_MEMORY_GB,
         compiling: Compiling = AT_ONCE,
+        sharing: SharingModel | None = None,
     ) -> SimulatedRun:
         """Return the run of a trace: see `simulation.simulate.simulate`. Measures have no overheads."""
         if self.policy is not None:
             return simulate(
-                jobs, nodes, self.policy, overheads, debug, node_memory_gb=node_memory_gb, compiling=compiling
-            )
+                jobs, nodes, self.policy, overheads, debug, node_memory_gb=node_memory_gb, compiling=compiling,
+                sharing=sharing,
+            )  # fmt: skip
         check_trace(jobs, nodes)
         return MEASURES[self.name](jobs, nodes)
 

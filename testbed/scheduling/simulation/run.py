@@ -87,6 +87,21 @@ class Recording:
             yield time_s, changed
 
 
+@dataclass(frozen=True, slots=True)
+class ShareTransfer:
+    """Shares of one job that a task, or the job's bank, has taken from another at `time_s` trace seconds.
+
+    `giver` and `receiver` are numbers of tasks as text, or `testbed.shares.node.BANK`; `row` is the job's place in the
+    trace. `cores` are fractions of a node, as all shares of a simulation.
+    """
+
+    time_s: float
+    row: int
+    giver: str
+    receiver: str
+    cores: float
+
+
 @dataclass(frozen=True, eq=False)
 class SimulatedRun:
     """A completed simulation: J jobs in order of submission, times in trace seconds.
@@ -110,6 +125,7 @@ class SimulatedRun:
     decide_total_s: float
     decide_max_s: float
     recording: Recording | None = None  # where it was asked for
+    share_transfers: tuple[ShareTransfer, ...] = ()  # likewise, of jobs that compete by shares; in order of time
 
     @classmethod
     def undisturbed(

@@ -10,13 +10,15 @@ from testbed.errors import UserError
 from testbed.scheduling.compiler import can_compile, is_cached
 from testbed.scheduling.policies.backfill import is_queue
 from testbed.scheduling.policies.kernel_policy import has_kernels
-from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.view import Policy, SharingPolicy, can_ever_run
 from testbed.scheduling.simulation.batch import run_to_end, simulate_batch
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.engine import event_loop
 from testbed.scheduling.simulation.loop import run_loop
 from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, DEFAULT_PENALTY_S, Overheads, constant
+from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import SimulatedRun
+from testbed.scheduling.simulation.sharing import simulate_sharing
 from testbed.scheduling.workload.jobs import Job
 
 
@@ -48,27 +50,40 @@ def simulate(
     node_memory_gb: float = DEFAULT_NODE_MEMORY_GB,
     compiling: Compiling = AT_ONCE,
     record: bool = False,
+    sharing: SharingModel | None = None,
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes of `node_memory_gb` (1e9 bytes) under `policy`.
 
     `overheads` is what resumes and migrations cost, by default the 300 s of [RR 5.2]; `debug` checks every decision
     and every end; `record` keeps what every decision gave to each job. Policies with kernels run compiled where numba
-    is installed and as `compiling` says, at the same bits as without it.
+    is installed and as `compiling` says, at the same bits as without it. `sharing` is what policies need to know of
+    programs that let jobs compete by shares, or tasks divide what their job gets; under the former overheads do not
+    count yet.
     Raises UserError when there are no jobs or nodes, jobs are not sorted, or one can never run; RunError when jobs
     wait for ever or a check fails.
     """
     check_trace(jobs, nodes)
+    shapes: set[tuple[float, ...]] = set()  # long traces have few, and asking takes 100 µs
     for job in jobs:
-        if not policy.can_ever_run(job.tasks, job.mem_req_frac, nodes):
+        shape = (job.tasks, job.cpu_need_frac, job.mem_req_frac, job.urgent)
+        if shape in shapes:
+            continue
+        shapes.add(shape)
+        if not can_ever_run(policy, job, nodes):
             raise UserError(
                 f"job {job.job_id} can never run on {nodes} nodes under {policy.name}: "
-                f"{job.tasks} tasks with {job.mem_req_frac:g} of the memory of a node each"
+                f"{job.tasks} tasks with {job.mem_req_frac:g} of the memory of a node each, and a CPU need of "
+                f"{job.cpu_need_frac:g}"
             )
     _check_periods(jobs, policy.period_s)
     table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)
+    if isinstance(policy, SharingPolicy):
+        return simulate_sharing(jobs, nodes, policy, sharing or PLAIN, record=record)
     if is_queue(policy):
         return simulate_batch(jobs, nodes, policy, compiling, overheads=table, record=record)
-    return run_loop(jobs, nodes, policy, table, debug=debug, compiling=compiling, record=record)
+    return run_loop(
+        jobs, nodes, policy, table, debug=debug, compiling=compiling, record=record, sharing=sharing or PLAIN
+    )
 
 
 def check_trace(jobs: Sequence[Job], nodes: int) -> None:

@@ -41,6 +41,7 @@ class Views:
         self._estimate_s: Floats = np.full(len(jobs), np.nan)
         if policy.needs_estimates:
             self._estimate_s = np.array([job.batch_estimate_s for job in jobs], dtype=np.float64)
+        self._urgent = np.array([job.urgent for job in jobs], dtype=np.bool_)
         self._known: Ints = np.zeros(0, dtype=np.int64)  # rows of the last view that was answered
         self._asked_s = jobs[0].submit_time_s if jobs else 0.0
         self._spent_ns = 0
@@ -113,6 +114,7 @@ class Views:
             task_node=cluster.task_node[self._elements(jobs, active)],
             start_time_s=start_s,
             estimate_s=self._estimate_s[active],
+            urgent=self._urgent[active],
         )
 
     def _check(self, decision: Decision, view: ClusterView) -> None:

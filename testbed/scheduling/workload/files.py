@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from testbed.errors import InputError, UserError, nearest
@@ -33,6 +34,18 @@ def read_text(path: Path, *, encoding: str = "utf-8-sig", errors: str = "strict"
         line = data.count(b"\n", 0, error.start) + 1
         found = data[error.start : error.start + 1]
         raise InputError(f"{path}:{line}", "text", found, "UTF-8") from error
+
+
+def text_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text without their ends: LF or CR LF, not all that `str.splitlines` takes.
+
+    The lines are yielded one by one, as a list of them would take as much memory as the text.
+    """
+    start = 0
+    while (end := text.find("\n", start)) >= 0:
+        yield text[start : end - 1] if text.startswith("\r", end - 1, end) else text[start:end]
+        start = end + 1
+    yield text[start:]
 
 
 def write_text(path: Path, text: str, *, errors: str = "strict") -> None:

@@ -11,7 +11,9 @@ class Job:
 
     Times are trace seconds. `cpu_need_frac` and `mem_req_frac` are fractions of one node, a task, in (0, 1].
     `run_time_s` is the processing time on a dedicated cluster, > 0; DFRS policies never see it.
-    `estimate_s` is the user's estimate for batch policies; None means that it is the run time.
+    `estimate_s` is the user's estimate for batch policies; None means that it is the run time. An `urgent` job may have
+    others paused for it, under policies that know such jobs ([XGE]'s option `-xge`). `program` is what its tasks run,
+    by default the scenario's for serial or parallel jobs.
     """
 
     job_id: int
@@ -22,6 +24,8 @@ class Job:
     run_time_s: float
     job_class: str | None = None
     estimate_s: float | None = None
+    urgent: bool = False
+    program: str | None = None
 
     @property
     def batch_estimate_s(self) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from testbed.errors import InputError
-from testbed.scheduling.workload.files import read_text, write_text
+from testbed.scheduling.workload.files import read_text, text_lines, write_text
 
 Number = int | Decimal  # a Decimal keeps every digit of a field such as 142.00, so that it is written as it was read
 
@@ -120,7 +120,7 @@ def _text(path: Path) -> str:
 def _entries(text: str, name: str) -> Iterator[SwfRecord | str]:
     """Yield a record for each job and the line for each comment, in file order."""
     comments = records = 0
-    for line_number, line in enumerate(_lines(text), start=1):
+    for line_number, line in enumerate(text_lines(text), start=1):
         if _LINE.fullmatch(line):
             record = _record(line)
             if record.job_number < 0 or record.submit_time_s < 0:
@@ -134,15 +134,6 @@ def _entries(text: str, name: str) -> Iterator[SwfRecord | str]:
             _refuse(line, f"{name}:{line_number}")
     if not records:
         raise InputError(name, "content", f"{comments} comment lines", "at least one job")
-
-
-def _lines(text: str) -> Iterator[str]:
-    # Only LF and CR LF end a line, not all that str.splitlines takes; and no list of all lines beside the text.
-    start = 0
-    while (end := text.find("\n", start)) >= 0:
-        yield text[start : end - 1] if text.startswith("\r", end - 1, end) else text[start:end]
-        start = end + 1
-    yield text[start:]
 
 
 def _record(line: str) -> SwfRecord:

@@ -15,12 +15,13 @@ from testbed.scheduling.workload.files import read_text, write_text
 from testbed.scheduling.workload.jobs import Job
 
 REQUIRED_COLUMNS = ("job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s")
-OPTIONAL_COLUMNS = ("class", "estimate_s")
+OPTIONAL_COLUMNS = ("class", "estimate_s", "urgent", "program")
 COLUMNS = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
 
 # Python's own parsers also take underscores, foreign digits and blanks, which no other reader of the file would.
 _INTEGER = re.compile(r"[-+]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_PROGRAM = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MAX_INT64 = 2**63 - 1
 
 
@@ -73,7 +74,9 @@ def format_table(jobs: Sequence[Job]) -> str:
     """Return the text of a job table; an optional column appears when any job has a value for it."""
     has_class = any(job.job_class is not None for job in jobs)
     has_estimate = any(job.estimate_s is not None for job in jobs)
-    shown = {"class": has_class, "estimate_s": has_estimate}
+    has_urgent = any(job.urgent for job in jobs)
+    has_program = any(job.program is not None for job in jobs)
+    shown = {"class": has_class, "estimate_s": has_estimate, "urgent": has_urgent, "program": has_program}
     columns = [column for column in COLUMNS if shown.get(column, True)]
     lines = [",".join(columns)]
     for job in jobs:
@@ -83,6 +86,10 @@ def format_table(jobs: Sequence[Job]) -> str:
             row.append(_quoted(job.job_class or ""))
         if has_estimate:
             row.append("" if job.estimate_s is None else repr(float(job.estimate_s)))
+        if has_urgent:
+            row.append(str(int(job.urgent)))
+        if has_program:
+            row.append(job.program or "")
         lines.append(",".join(row))
     return "\n".join(lines) + "\n"
 
@@ -139,4 +146,18 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
         run_time_s=positive("run_time_s", seconds, MOST_TRACE_S),
         job_class=(row[columns["class"]] or None) if "class" in columns else None,
         estimate_s=positive("estimate_s", f"{seconds}, or nothing", MOST_TRACE_S) if has_estimate else None,
+        urgent=_urgent(row[columns["urgent"]], where) if "urgent" in columns else False,
+        program=_program(row[columns["program"]], where) if "program" in columns else None,
     )
+
+
+def _urgent(text: str, where: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise InputError(where, "urgent", text, "1, for a job for which others may be paused, or 0")
+    return text == "1"
+
+
+def _program(text: str, where: str) -> str | None:
+    if text and not _PROGRAM.fullmatch(text):
+        raise InputError(where, "program", text, "a name of a program such as eatcpu, or nothing")
+    return text or None

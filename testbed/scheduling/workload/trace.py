@@ -56,9 +56,14 @@ def _checked(jobs: list[Job], path: Path) -> list[Job]:
 def save_trace(path: str | Path, jobs: Sequence[Job]) -> None:
     """Write a job table, atomically. Raises UserError on another suffix than `.csv` or `.csv.gz`."""
     path = Path(path)
+    check_table_name(path)
+    write_table(path, jobs)
+
+
+def check_table_name(path: Path) -> None:
+    """Raise UserError on another suffix than `.csv` or `.csv.gz`."""
     if not is_table(path):
         raise UserError(f"{path}: traces are written as job tables; expected {_either(TABLE_SUFFIXES)}")
-    write_table(path, jobs)
 
 
 def convert_trace(path: Path, out: Path, reading: str | None = None) -> int:

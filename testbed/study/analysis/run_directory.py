@@ -13,6 +13,7 @@ from testbed.run.history import History
 from testbed.run.parts import has_journal
 from testbed.study.analysis.extras import missing, need
 from testbed.study.report.page.fragment import headlines_html, image_html, text_html
+from testbed.study.report.page.slot_tables import slots_table
 from testbed.study.report.page.table import Table, table_html
 from testbed.study.report.page.tables import (
     headlines,
@@ -24,6 +25,7 @@ from testbed.study.report.page.tables import (
 )
 from testbed.study.report.run.facts import RunFacts, verdict
 from testbed.study.report.run.run_data import RunData, read_record, with_points
+from testbed.study.report.run.slots import slots_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -184,6 +186,8 @@ class Run:
         """Tables of the report by name, cells as text; that of latencies needs the extra `query`."""
         facts = self._facts
         found = [penalties_table(facts), jobs_table(facts), metrics_table([facts], ["value"]), nodes_table(facts)]
+        slots = slots_of(self._record.schedule)
+        found.append(slots_table([] if slots is None else [slots]))
         if not missing("query"):
             from testbed.study.report.run.quantiles import latencies  # noqa: PLC0415  # needs polars
 

@@ -69,7 +69,7 @@ class AgentsAtHand:
         before, driver = self.agents[node], NullDriver()
         driver._guests = self.driver(node)._guests
         self.agents[node] = self._agent(node, driver)
-        self.agents[node]._memory_mib.update(before._memory_mib)
+        self.agents[node]._residents._memory_mib.update(before._residents._memory_mib)
         for guest in list(driver._guests) if running else []:
             await driver.release(guest)
 
@@ -125,7 +125,7 @@ async def started(nodes: AgentsAtHand, live: JobGuests, places: tuple[int, ...])
     """Create the guests without a controller; each has done more than the one before it."""
     for task, (node, spec) in enumerate(zip(places, live.specs, strict=True)):
         driver, agent = nodes.driver(node), nodes.agents[node]
-        agent._memory_mib[spec.guest] = spec.memory_mib
+        agent._residents.found(spec)
         guest = driver._put(spec, 1.0, 1000.0 * (task + 1))
         guest.runs = True
         driver._arm(guest)

@@ -33,6 +33,11 @@ class EngineAt:
     inside: tuple[str, ...]
 
 
+def group_of(url: str) -> str:
+    """Return the control group of an engine's containers, as `engine` has told it."""
+    return f"/{Path(url.removeprefix('unix://')).parent.name}"
+
+
 def why_not() -> str:
     """Say why there can be no engine here; empty if there can."""
     if os.geteuid() != 0:
@@ -60,6 +65,7 @@ def engine(*, own_network: bool = False, experimental: bool = False) -> Iterator
                     *inside, *_APART, "dockerd", "--data-root", folder / "data", "--exec-root", folder / "exec",
                     "--pidfile", folder / "dockerd.pid", "-H", f"unix://{folder}/docker.sock", *bridge,
                     "--iptables=false", "--ip6tables=false", "--ip-forward=false", f"--cgroup-parent=/{folder.name}",
+                    "--exec-opt=native.cgroupdriver=cgroupfs",
                     *(("--experimental",) if experimental else ()),
                 ],
                 stdout=output, stderr=output, start_new_session=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from node_agent.drivers.protocol import Driver
+from support.containers.engine import group_of
 from testbed.testing import DriverConformance
 
 
@@ -26,4 +27,4 @@ class Containers(DriverConformance):
     def make(self) -> Driver:
         from node_agent.drivers.containers.driver import DockerDriver
 
-        return DockerDriver(url=self._url, save=self._save)
+        return DockerDriver(url=self._url, save=self._save, cgroup_parent=group_of(self._url))

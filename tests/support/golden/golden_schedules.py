@@ -18,6 +18,7 @@ from testbed.scheduling.simulation.named import named
 from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads
 from testbed.scheduling.simulation.run import SimulatedRun
 
+WIDE_XGE = "XGE/PARALLEL=1"  # all nodes are its parallel partition: else jobs of all nodes never run
 DFRS = "GreedyPM */per/OPT=MIN/MINVT=600"
 POLICIES = ("FCFS", "EASY", DFRS, "/stretch-per/OPT=MAX/MINVT=600")
 WEEK_POLICIES = ("EASY", DFRS, "DYNMCB8-ASAP-PER")
@@ -46,7 +47,7 @@ def schedules(
 
 def every_policy(trace: GoldenTrace) -> dict[str, dict[str, object]]:
     """Return the digest of a trace's schedule and two measures under every policy that is no plug-in, by its name."""
-    names = [*(policy.name for policy in BASELINES), EQUIPARTITION]
+    names = [*(WIDE_XGE if policy.name == "XGE" else policy.name for policy in BASELINES), EQUIPARTITION]
     names += [*RULES, *(configuration.name for configuration in catalogue())]
     found: dict[str, dict[str, object]] = {}
     for name in names:

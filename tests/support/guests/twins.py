@@ -8,8 +8,8 @@ import numpy as np
 
 from node_agent.programs.kernel import Kernel
 from node_agent.programs.task import Task
-from node_agent.programs.topology import children, neighbours, parent, subtree
 from node_agent.programs.words import MASK, mix64, seed_of, stream
+from testbed.bus.topology import children, neighbours, parent, subtree
 
 
 def task(**changes) -> Task:

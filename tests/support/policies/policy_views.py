@@ -26,6 +26,7 @@ class Row:
     paused: bool = False
     start: float = float("nan")
     estimate: float = float("nan")
+    urgent: bool = False
 
 
 def view_of(rows, nodes, time_s=1000.0, down=()):
@@ -47,6 +48,7 @@ def view_of(rows, nodes, time_s=1000.0, down=()):
         task_node=np.array([*chain(*places)], dtype=np.int64),
         start_time_s=np.array([r.start for r in rows], dtype=np.float64),
         estimate_s=np.array([r.estimate for r in rows], dtype=np.float64),
+        urgent=np.array([r.urgent for r in rows], dtype=np.bool_),
     )
     for field in fields(view):
         if field.name != "time_s":

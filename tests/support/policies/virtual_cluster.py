@@ -110,6 +110,7 @@ class VirtualCluster:
             estimate_s=np.array(
                 [job.batch_estimate_s if self.policy.needs_estimates else nan for job in jobs], dtype=np.float64
             ),
+            urgent=np.array([job.urgent for job in jobs], dtype=np.bool_),
         )
 
     def _decide(self, done, new, before_s, *, periodic):

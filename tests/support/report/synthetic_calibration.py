@@ -130,6 +130,20 @@ def cap_response(law, _condition):
     return [{"command_s": law.noisy(0.004, 0.3), "response_s": law.noisy(0.09, 0.5), "changes": 3} for _ in range(3)]
 
 
+def share_accuracy(law, condition):
+    weights = [int(part) for part in condition["weights"].split(":")]
+    used = [law.noisy(0.8 * weight / sum(weights), 0.02) for weight in weights]
+    return [
+        {
+            "guest": number, "weight": weight, "share_cores": 0.8 * weight / sum(weights),
+            "read_back_cores": 0.8 * weight / sum(weights), "used_cores": cores, "all_used_cores": sum(used),
+            "got_ratio": (cores / sum(used)) / (weight / sum(weights)),
+            "cores_ratio": cores / (0.8 * weight / sum(weights)), "p95_error_frac": law.noisy(0.05, 0.3),
+        }
+        for number, (weight, cores) in enumerate(zip(weights, used, strict=True), 1)
+    ]  # fmt: skip
+
+
 def proportionality(law, condition):
     bend = {"serial": 0.0, "parallel": 0.06 + 0.0005 * condition["message_bytes"] ** 0.5}[condition["kind"]]
     found = []
@@ -201,6 +215,9 @@ EXPERIMENTS = {
     ]),
     "cap-response": (cap_response, [
         {"from_frac": a, "to_frac": b, "vcpus": 1} for a, b in ((0.2, 0.8), (0.8, 0.2), (0.5, 0.1))
+    ]),
+    "share-accuracy": (share_accuracy, [
+        {"driver": "process", "weights": weights, "seconds": 10.0} for weights in ("1:1", "1:2", "1:2:3", "1:2:3:4")
     ]),
     "proportionality": (proportionality, [
         _pairs("serial", 1, "", 0), _pairs("parallel", 2, "ring", 4096), _pairs("parallel", 2, "ring", 65536),

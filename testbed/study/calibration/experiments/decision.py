@@ -159,6 +159,7 @@ def moment(name: str, period_s: float, jobs: int, nodes: int) -> tuple[ClusterVi
         task_node=np.full(int(tasks.sum()), NOT_PLACED),
         start_time_s=nothing,
         estimate_s=draw.uniform(600.0, 36000.0, jobs) if policy.needs_estimates else nothing,
+        urgent=np.zeros(jobs, dtype=np.bool_),
     )
     before = replace(
         come,
@@ -182,5 +183,5 @@ def moment(name: str, period_s: float, jobs: int, nodes: int) -> tuple[ClusterVi
 
 _ROWS = (
     "job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "virtual_time_s", "state", "start_time_s",
-    "estimate_s",
+    "estimate_s", "urgent",
 )  # fmt: skip

@@ -49,6 +49,7 @@ from testbed.study.report.calibration.data import (
 )
 from testbed.study.report.calibration.memory import Phase, phase_panels
 from testbed.study.report.calibration.panels import legend_above, sized, strip_panels
+from testbed.study.report.calibration.suspend import figure_suspend
 from testbed.study.report.page.style import Absent, Chart, Headline
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ _PROGRAM = "eatcpu"
 _SAME_BUT_TOUCHED = ("memory_mib", "storage", "cache", "concurrent", "program")
 _WAYS = ("touched_frac", "storage", "cache", "program")
 _MOST_LINES = 14
+_SIZES_ALONE = 5
 _PHASES = (
     ("save", "save_s", "save"),
     ("restore", "restore_s", "restore"),
@@ -91,7 +93,7 @@ class SaveRestore(Experiment):
         few = quick or emulated(lab)
         grid = [
             (mib, concurrent)
-            for concurrent, levels in (((1, 2), (MOST_CONCURRENT, 2)) if few else ((1, 3), (2, 2), (4, 2)))
+            for concurrent, levels in self._grid(lab, quick=quick)
             for mib in levels_mib(lab, concurrent, levels)
         ]
         found = [_condition(mib, concurrent) for mib, concurrent in grid]
@@ -104,6 +106,14 @@ class SaveRestore(Experiment):
         if self._has_memory_store(lab, most_mib):
             found.append(_condition(most_mib, storage="memory"))
         return found
+
+    @staticmethod
+    def _grid(lab: LabFacts, *, quick: bool) -> Sequence[tuple[int, int]]:
+        """Return numbers of guests at once, each with the number of memory sizes."""
+        if quick:
+            return (1, 2), (MOST_CONCURRENT, 2)
+        alone = (1, _SIZES_ALONE)  # enough to see whether times grow linearly with memory
+        return (alone, (MOST_CONCURRENT, 2)) if emulated(lab) else (alone, (2, 2), (4, 2))
 
     @staticmethod
     def _has_memory_store(lab: LabFacts, memory_mib: int) -> bool:
@@ -211,8 +221,8 @@ class SaveRestore(Experiment):
         ]
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return a rescheduling against memory, and what it costs if one thing is otherwise."""
-        return [figure_memory(measured), _figure_star(measured)]
+        """Return a rescheduling against memory, its halves apart, and what it costs if one thing is otherwise."""
+        return [figure_memory(measured), figure_suspend(measured, reschedulings(measured)[0]), _figure_star(measured)]
 
 
 def _condition(

@@ -86,6 +86,7 @@ class Page:
             "reason": state.reason, "time_scale": state.time_scale,
             "zero_unix_ms": anchor_ms if state.zero_t_s is not None else None,
             "names": state.names, "cpus": state.cpus, "memory_mib": state.memory_mib, "kinds": KINDS,
+            **({"shares": True} if state.telemetry.has_shares else {}),
         }  # fmt: skip
 
     def _queue(self) -> dict[str, object]:
@@ -133,8 +134,10 @@ class Page:
         return {
             "online": state.online(node),
             **({"drained": True} if state.drained(node) else {}),
+            **({"slot": slot} if (slot := state.slot(node)) else {}),
             "cpu_frac": None if use is None else round(use.cpu_frac, 3),
             "used_mib": None if use is None else round(use.memory_used_mib),
             "held_mib": state.held_mib(node),
             "guests": state.guests(node),
+            **({"banks": banks} if (banks := state.banks(node)) else {}),
         }

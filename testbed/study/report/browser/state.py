@@ -11,6 +11,7 @@ from testbed.run import events
 from testbed.run.history import ONLINE, History
 from testbed.run.journal import BadEntryError, decode
 from testbed.run.phases import IllegalEventError
+from testbed.scheduling.policies.xge_slots import Partitions, partitions_of
 from testbed.study.report.browser.jobs import Board, board_of
 from testbed.study.report.browser.log import ERROR, describe
 from testbed.study.report.browser.telemetry import NodeUse, Telemetry
@@ -23,6 +24,7 @@ KEPT_RESCHEDULINGS: Final = 12
 SHOWN_ACTIONS: Final = 60
 SHOWN_JOBS: Final = 60
 PHASES: Final = ("save_s", "wait_s", "transfer_s", "restore_s", "downtime_s", "first_progress_s")
+_RUNS: Final = frozenset({"", "cap", "migrate"})  # operations on a guest that runs meanwhile
 _KIND_INDEX: Final = {kind: index for index, kind in enumerate(KINDS)}
 _OF_ANOTHER_FORM: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
@@ -57,6 +59,7 @@ class RunState:
         self.last_t_s = 0.0
         self.history = History()
         self._board: Board | None = None  # of the history as it is now
+        self._partitions: Partitions | None = None  # under XGE
         self.telemetry = Telemetry()
         self.timeline = Timeline()
         self.closed: deque[tuple[int, list[object]]] = deque(maxlen=KEPT_SPANS)
@@ -85,6 +88,7 @@ class RunState:
         self.timeline.time_scale, self.timeline.node_names = time_scale, tuple(nodes)
         self.history.name_nodes(self.names)
         self.changed_names.update(self.names)
+        self._partitions = partitions_of(self.policy, len(self.names))
 
     def feed_line(self, line: bytes) -> None:
         """Take one line of the journal, without its break; a line that cannot be read is reported and left out."""
@@ -137,6 +141,14 @@ class RunState:
         """Whether the operator has drained a node."""
         return node < len(self.history.nodes) and self.history.nodes[node].drained
 
+    def slot(self, node: int) -> str:
+        """The active slot of a node under XGE, empty under other policies."""
+        if self._partitions is None:
+            return ""
+        guests = self.board.guests.get(node, ())
+        tasks = [(self.history.jobs[guest.job].tasks > 1, guest.verb in _RUNS) for guest in guests]
+        return self._partitions.slot(node, tasks)
+
     def use(self, node: int) -> NodeUse | None:
         """The last report of a node."""
         return self.telemetry.by_node.get(self.names[node]) if node < len(self.names) else None
@@ -148,7 +160,10 @@ class RunState:
         return self.board.eta_s(self.since_zero_s(self.last_t_s))
 
     def guests(self, node: int) -> list[list[object]]:
-        """Job, task, requested and used cores (null if not known), verb of the operation under way; by job."""
+        """Job, task, requested and used cores (null if not known), verb of the operation under way; by job.
+
+        A guest that competes by shares has its share in the place of what was requested.
+        """
         use = self.use(node)
         cpus = self.cpus[node] if node < len(self.cpus) else 1.0
         rows: list[list[object]] = []
@@ -156,8 +171,21 @@ class RunState:
             sample = None if use is None else use.guests.get((guest.job, guest.task))
             used = None if sample is None or sample.used_cores is None else round(sample.used_cores, 3)
             requested = round(guest.yield_frac * guest.cpu_need_frac * cpus, 4)
+            if sample is not None and sample.share_cores is not None:
+                requested = round(sample.share_cores, 4)
             rows.append([guest.job, guest.task, requested, used, guest.verb])
         return rows
+
+    def banks(self, node: int) -> list[list[float]]:
+        """Job, and cores that its bank has, of the banks at a node; by job."""
+        use = self.use(node)
+        here = {(guest.job, guest.task) for guest in self.board.guests.get(node, ())}
+        samples = {} if use is None else use.guests
+        return [
+            [job, round(sample.bank_cores, 4)]
+            for (job, task), sample in sorted(samples.items())
+            if sample.bank_cores is not None and (job, task) in here
+        ]
 
     def held_mib(self, node: int) -> float:
         """Memory that guests hold on a node by their requirements."""
@@ -186,6 +214,7 @@ class RunState:
         match event:
             case events.Begin():
                 self.scenario, self.policy = event.scenario, event.policy
+                self._partitions = partitions_of(self.policy, len(self.names))
             case events.Replay():
                 self.state = "running"
                 self.zero_t_s = event.t_s - event.trace_s / self.time_scale

@@ -14,7 +14,8 @@ GUEST_KEPT_NS = 4 * 10**9
 class GuestUse:
     """One guest; `used_cores` is the mean between its last two samples, None before there are two.
 
-    `cap_cores` is the cap in force, None where it is not known.
+    `cap_cores` is the cap in force, None where it is not known. `share_cores` is the share of a guest that competes by
+    shares, `bank_cores` what the bank of its job has, if that is at this guest's node.
     """
 
     time_ns: int
@@ -22,6 +23,8 @@ class GuestUse:
     cap_cores: float | None
     rss_mib: float
     used_cores: float | None = None
+    share_cores: float | None = None
+    bank_cores: float | None = None
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.by_node: dict[str, NodeUse] = {}
+        self.has_shares = False  # whether any guest has competed by shares
 
     def feed(self, line: bytes) -> str | None:
         """Take one line; return the name of the node that it is about, None for other points and for invalid lines."""
@@ -51,6 +55,7 @@ class Telemetry:
             if point.measurement == "guest":
                 key = int(point.tags["job"]), int(point.tags["task"])
                 self._guest(self.by_node.setdefault(name, NodeUse()), key, point.time_ns, numbers)
+                self.has_shares |= "share_cores" in numbers
             else:
                 self._node(self.by_node.setdefault(name, NodeUse()), point.time_ns, numbers)
         except (ValueError, KeyError):  # a line of another version: the page goes without it
@@ -68,7 +73,10 @@ class Telemetry:
     @staticmethod
     def _guest(node: NodeUse, key: tuple[int, int], time_ns: int, numbers: Mapping[str, float]) -> None:
         cpu_s = numbers["cpu_s"]
-        now = GuestUse(time_ns, cpu_s, numbers.get("cap_cores"), numbers["rss_mib"])
+        now = GuestUse(
+            time_ns, cpu_s, numbers.get("cap_cores"), numbers["rss_mib"], share_cores=numbers.get("share_cores"),
+            bank_cores=numbers.get("bank_cores"),
+        )  # fmt: skip
         before = node.guests.get(key)
         if before is not None and time_ns > before.time_ns and cpu_s >= before.cpu_s:
             now.used_cores = (cpu_s - before.cpu_s) / ((time_ns - before.time_ns) / 1e9)

@@ -13,6 +13,8 @@ from testbed import __version__
 from testbed.errors import UserError
 from testbed.host.whole_files import write_whole
 from testbed.run import events
+from testbed.study.report.page.share_tables import exchange_table
+from testbed.study.report.page.slot_tables import slots_table
 from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, Headline, inline_svg
 from testbed.study.report.page.table import Table
 from testbed.study.report.page.tables import (
@@ -28,18 +30,23 @@ from testbed.study.report.page.tables import (
     scenario_text,
     verdicts_table,
 )
-from testbed.study.report.run.comparison import groups_of, same_runs, verdicts
+from testbed.study.report.run.comparison import Group, groups_of, same_runs, verdicts
 from testbed.study.report.run.facts import Remark, verdict
 from testbed.study.report.run.figures_barrier import figure_supersteps
 from testbed.study.report.run.figures_caps import figures_caps
+from testbed.study.report.run.figures_flows import figures_flows
 from testbed.study.report.run.figures_penalty import figure_penalty
 from testbed.study.report.run.figures_schedule import figures_schedule, figures_schedules
+from testbed.study.report.run.figures_shares import figures_shares
+from testbed.study.report.run.figures_slots import figures_slots
 from testbed.study.report.run.figures_stretch import figure_stretch, run_labels
 from testbed.study.report.run.figures_traffic import figure_traffic
 from testbed.study.report.run.figures_utilisation import figure_utilisation
 from testbed.study.report.run.quantiles import latencies
+from testbed.study.report.run.response_times import figure_responses, response_table, response_times
 from testbed.study.report.run.run_data import RunData
 from testbed.study.report.run.schedule import Schedule
+from testbed.study.report.run.slots import Slots, slots_of
 from testbed.study.report.terminal.order_words import text_of_order
 from testbed.study.report.terminal.text import METRICS
 
@@ -122,6 +129,7 @@ def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
     scenario = scenario_text(run)
     tables = [table for table in (penalties_table(run), jobs_table(run), metrics_table([run], ["value"])) if table]
     latency, nodes = latency_table(latencies(points)), nodes_table(run)
+    slots = _slots([material.schedule, *others])
     description = (run.manifest.get("scenario") or {}).get("description")
     return Page(
         title=f"{run.scenario} · {run.policy}",
@@ -137,7 +145,11 @@ def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
         sections=(
             Section(
                 "schedule", "Schedule and utilisation",
-                (*figures_schedule(material.schedule, others), figure_utilisation(run, material.schedule)),
+                (
+                    *figures_schedule(material.schedule, others), *figures_slots(slots),
+                    figure_utilisation(run, material.schedule),
+                ),
+                tuple(table for table in (slots_table(slots),) if table),
             ),
             Section(
                 "costs", "Stretch and penalties",
@@ -145,8 +157,13 @@ def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
             ),
             Section(
                 "accuracy", "Accuracy, noise and latency",
-                (*figures_caps(run, points.get("cap")), figure_supersteps(points.get("superstep"))),
-                (latency,) if latency else (),
+                (
+                    *figures_caps(run, points.get("cap")),
+                    *figures_shares(points.get("guest")),
+                    *figures_flows([material.schedule, *others]),
+                    figure_supersteps(points.get("superstep")),
+                ),
+                tuple(table for table in (latency, exchange_table(points.get("node"))) if table),
             ),
             Section("tables", "Tables", tables=tuple(tables)),
             Section(
@@ -172,6 +189,7 @@ def comparison_page(materials: Sequence[RunData]) -> Page:
     trouble = [words for material in materials for words in material.trouble]
     ill = [f"{label}: {words}" for label, (words, well) in zip(labels, map(verdict, runs), strict=True) if not well]
     schedules = [replace(material.schedule, name=label) for material, label in zip(materials, labels, strict=True)]
+    slots = _slots(schedules)
     noise_lead = (
         "No run has a repeat of the same scenario, policy and seed: there is no noise band, and no difference can be "
         "told from noise." if bands is None else ""
@@ -193,11 +211,29 @@ def comparison_page(materials: Sequence[RunData]) -> Page:
         sections=(
             Section("metrics-section", "Side by side", tables=(groups_table(groups), metrics_table(runs, labels))),
             Section("noise", "Noise band", tables=tuple(one for one in (against, bands) if one), lead=noise_lead),
+            *_responses(groups),
             Section("stretches", "Stretch", (figure_stretch(runs),)),
-            Section("schedule", "Schedules", figures_schedules(schedules)),
+            Section(
+                "schedule", "Schedules", (*figures_schedules(schedules), *figures_slots(slots)),
+                tuple(table for table in (slots_table(slots),) if table),
+            ),
             Section("provenance", "Provenance", facts=tuple(provenance(run) for run in runs)),
         ),
     )  # fmt: skip
+
+
+def _slots(schedules: Sequence[Schedule]) -> list[Slots]:
+    """Return the slots of the schedules that are under XGE."""
+    return [slots for slots in map(slots_of, schedules) if slots is not None]
+
+
+def _responses(groups: Sequence[Group]) -> tuple[Section, ...]:
+    """Return the section of response times of runs whose jobs compete by shares; none for others."""
+    found = response_times(groups)
+    figure, table = figure_responses(found), response_table(found)
+    if figure is None or table is None:
+        return ()
+    return (Section("responses-section", "Response times", (figure,), (table,)),)
 
 
 def _draw(one: Chart) -> Markup:

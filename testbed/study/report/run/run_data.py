@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import SharingPolicy
 from testbed.study.report.run.facts import RunFacts, read_facts
 from testbed.study.report.run.schedule import Schedule
 from testbed.study.report.run.timeline import Timeline
@@ -16,8 +18,9 @@ from testbed.study.report.run.timeline import Timeline
 if TYPE_CHECKING:
     import polars as pl
 
-# Samples of nodes and guests are most of a run's points, and no figure needs them.
+# Samples of nodes and guests are most of a run's points. Only shares, and messages about them, are shown.
 _MEASUREMENTS = ("cap", "action", "decision", "superstep", "bus")
+_OF_SHARES = (*_MEASUREMENTS, "guest", "share_transfer", "node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,29 @@ def with_points(record: RunData) -> RunData:
     from testbed.measure.frames import load_points  # noqa: PLC0415  # polars is an extra, and slow to import
 
     try:
-        points = load_points(record.facts.path, _MEASUREMENTS)
+        points = load_points(record.facts.path, _OF_SHARES if has_shares(record.facts.policy) else _MEASUREMENTS)
     except UserError as error:
         return replace(record, trouble=(f"Figures of points are missing: {error}",))
-    return replace(record, points=points)
+    return replace(record, points=points, schedule=_with_moves(record, points))
+
+
+def _with_moves(record: RunData, points: Mapping[str, pl.DataFrame]) -> Schedule:
+    """Return the schedule with the shares that moved, if there are any."""
+    from testbed.study.report.run.share_moves import measured_moves  # noqa: PLC0415  # as above
+
+    facts, transfers = record.facts, points.get("share_transfer")
+    if transfers is None or facts.anchor_ns is None:
+        return record.schedule
+    zero_ns = facts.anchor_ns + int(facts.replay_begin_s * 1e9)
+    return replace(record.schedule, share_moves=measured_moves(transfers, zero_ns))
+
+
+def has_shares(policy: str) -> bool:
+    """Whether jobs compete by shares under the policy of this name."""
+    try:
+        return isinstance(parse(policy), SharingPolicy)
+    except UserError:  # a plug-in that is not installed here
+        return False
 
 
 def load_run_data(path: Path) -> RunData:

@@ -55,6 +55,20 @@ class Span:
     yield_frac: float
 
 
+@dataclass(frozen=True, slots=True)
+class ShareMove:
+    """Shares of a job that moved, in cores, at wall second `t_s` since the replay began.
+
+    `giver` and `receiver` are tasks by number, None for the bank of the job.
+    """
+
+    job: int
+    giver: int | None
+    receiver: int | None
+    t_s: float
+    cores: float
+
+
 @dataclass(slots=True)
 class JobFacts:
     """The known data of a job: wall seconds since the replay began, NaN for unknown ones.
@@ -95,6 +109,8 @@ class Schedule:
     node_names: Sequence[str]
     time_scale: float
     end_s: float
+    share_moves: Sequence[ShareMove] = ()  # of jobs that compete by shares
+    policy: str = ""  # name of the policy, empty if unknown
 
     def to_trace_s(self, wall_s: float) -> float:
         """Return the trace second of a wall second since the replay began."""

@@ -10,16 +10,18 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
-from testbed.run.events import Decision, Rescheduling, View
+from testbed.run.events import Decision, Replay, Rescheduling, View
 from testbed.run.journal import is_decision, never, read_events
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.simulation.compiling import NEVER, Compiling, When
 from testbed.scheduling.simulation.overheads import Overheads, constant
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import Placement, SimulatedRun
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
+from testbed.study.report.run.share_moves import simulated_moves
 
 _MANY_JOBS = 100  # with fewer, loading the machine code of the loop takes longer than the simulation
 
@@ -60,15 +62,18 @@ def simulate_schedule(
     node_memory_gb: float,
     time_scale: float = 1.0,
     name: str = "",
+    sharing: SharingModel | None = None,
+    node_cores: float = 1.0,
 ) -> Simulation:
     """Simulate `jobs`, in order of submission, and keep which job was where; the results are those of `simulate`.
 
-    `name` is that of the schedule, by default the overheads'. Raises what `simulate` raises.
+    `name` is that of the schedule, by default the overheads'. `sharing` is as for `simulate`, and so is what is raised.
+    Shares that move are in cores of nodes with `node_cores` each.
     """
     nodes = len(node_names)
     compiling = NEVER if len(jobs) <= _MANY_JOBS else Compiling(When.IF_SOONER)
     run = simulate(
-        jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True
+        jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True, sharing=sharing
     )  # fmt: skip
     spans = _Spans(jobs, time_scale)
     decisions: list[SimulatedDecision] = []
@@ -88,6 +93,8 @@ def simulate_schedule(
         node_names=tuple(node_names),
         time_scale=time_scale,
         end_s=float(run.end_s.max()) / time_scale,
+        share_moves=simulated_moves(run, time_scale, node_cores),
+        policy=policy.name,
     )
     return Simulation(run, schedule, overheads, decisions)
 
@@ -166,15 +173,19 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
         time_scale = float(manifest["clocks"]["time_scale"])
         policy = parse(manifest["policy"], manifest["period_s"] or manifest["scenario"]["period_s"])
         memory_gb = manifest["scenario"]["nodes"][0]["memory_mib"] * 2**20 / 1e9
+        node_cores = float(manifest["nodes"][names[0]].get("cpus", 1.0))
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{run / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
     penalties_s: list[float] = []
     estimates: dict[int, float] = {}
+    urgent: frozenset[int] = frozenset()
     for event in read_events(run / "events.jsonl", never if policy.needs_estimates else is_decision):
         if isinstance(event, Rescheduling):
             penalties_s.append(event.penalty_s)
         elif isinstance(event, Decision):
             estimates.update(_estimates(event.view))
+        elif isinstance(event, Replay):
+            urgent = frozenset(job.job for job in event.trace if job.urgent)
     name = ""
     if overheads is None:
         overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
@@ -183,8 +194,22 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
         overheads = overheads.scaled(time_scale)
     if overheads.per_node and _on_one_machine(manifest["nodes"]):
         overheads = replace(overheads, per_node=False)
-    jobs = read_jobs(run / "jobs.csv", estimates)
-    return simulate_schedule(jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name)
+    jobs = read_jobs(run / "jobs.csv", estimates, urgent)
+    return simulate_schedule(
+        jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name,
+        sharing=_sharing(manifest["scenario"], time_scale), node_cores=node_cores,
+    )  # fmt: skip
+
+
+def _sharing(scenario: Mapping[str, Any], time_scale: float) -> SharingModel:
+    """Return what jobs that compete by shares do, and the exchange's periods in trace seconds."""
+    programs, shares = scenario.get("programs", {}), scenario.get("shares", {})
+    plain = SharingModel()
+    return SharingModel(
+        tuple(programs.get("topologies", plain.topologies)), programs.get("imbalance", plain.imbalance),
+        shares.get("period_s", plain.period_s) * time_scale, shares.get("grant_s", plain.grant_s) * time_scale,
+        programs.get("iteration_s", plain.iteration_s) * time_scale,
+    )  # fmt: skip
 
 
 def _on_one_machine(nodes: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -197,7 +222,7 @@ def _estimates(view: View) -> dict[int, float]:
     return {job: told for job, told in zip(view.job_id, view.estimate_s, strict=True) if told is not None}
 
 
-def read_jobs(path: Path, estimates: Mapping[int, float]) -> list[Job]:
+def read_jobs(path: Path, estimates: Mapping[int, float], urgent: frozenset[int] = frozenset()) -> list[Job]:
     """Read the jobs of a run's jobs.csv, in order of submission; raise `UserError` where that is impossible."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -210,6 +235,7 @@ def read_jobs(path: Path, estimates: Mapping[int, float]) -> list[Job]:
                     mem_req_frac=float(row["mem_req_frac"]),
                     run_time_s=float(row["run_time_s"]),
                     estimate_s=estimates.get(int(row["job_id"])),
+                    urgent=int(row["job_id"]) in urgent,
                 )
                 for row in csv.DictReader(file)
             ]

@@ -66,8 +66,9 @@ class Timeline:
     trace time goes on: pauses of the operator and times without a controller have no length.
     """
 
-    def __init__(self, time_scale: float = 1.0, node_names: Sequence[str] = ()) -> None:
+    def __init__(self, time_scale: float = 1.0, node_names: Sequence[str] = (), policy: str = "") -> None:
         self.time_scale = time_scale
+        self.policy = policy
         self.node_names = tuple(node_names)
         self.nodes = len(self.node_names)
         self.closed: list[Span] = []
@@ -80,8 +81,9 @@ class Timeline:
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Timeline:
-        """Return the empty timeline of a run: names of its nodes and time scale from manifest.json."""
-        return cls(float(manifest["clocks"]["time_scale"]), tuple(manifest["nodes"]))
+        """Return the empty timeline of a run: names of its nodes, time scale and policy from manifest.json."""
+        policy = str(manifest.get("policy", ""))
+        return cls(float(manifest["clocks"]["time_scale"]), tuple(manifest["nodes"]), policy)
 
     @property
     def open(self) -> list[Span]:
@@ -105,7 +107,10 @@ class Timeline:
 
     def schedule(self, name: str = "measured") -> Schedule:
         """Return the spans so far as a schedule."""
-        return Schedule(name, self.until_now(), self.jobs, self.nodes, self.node_names, self.time_scale, self.now_s)
+        return Schedule(
+            name, self.until_now(), self.jobs, self.nodes, self.node_names, self.time_scale, self.now_s,
+            policy=self.policy,
+        )  # fmt: skip
 
     def take(self, event: events.Known, history: History) -> None:
         """Apply an event and the state after it; events before the replay begins change nothing."""

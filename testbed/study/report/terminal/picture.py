@@ -12,12 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.control.snapshot import GuestPicture, NodePicture, OperationPicture, Snapshot
+from testbed.scheduling.policies.xge_slots import LENT, TAKEN
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish; black and yellow do not show on every terminal.
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
 _FEWEST_EVENTS = 3
 _MOST_OPERATIONS = 6
+_MOST_BANKS = 6
 _NARROW = 90  # columns below which only a bar shows the guests of a node
+_SLOT_STYLES = {LENT: "yellow", TAKEN: "yellow"}  # a slot that is active outside its own partition
 _USED, _UNUSED, _NOTHING = "█", "░", "·"
 
 
@@ -37,7 +40,15 @@ def status(picture: Snapshot) -> str:
         f"jobs: {picture.coming} to come, "
         f"{picture.waiting} waiting, {picture.running} running, {picture.paused} paused, {picture.done} done, "
         f"{picture.failed} failed; {len(picture.operations)} operations under way, {picture.pending} planned"
+        f"{'; banks have: ' if picture.bank_cores else ''}{_banks(picture)}"
     )
+
+
+def _banks(picture: Snapshot) -> str:
+    """Return what the banks have, as far as one line holds it; empty if there is none."""
+    shown = [f"job {job} {cores:.3f} cores" for job, cores in list(picture.bank_cores.items())[:_MOST_BANKS]]
+    rest = len(picture.bank_cores) - len(shown)
+    return ", ".join([*shown, *([f"and {rest} more"] if rest else [])])
 
 
 def _standstill(picture: Snapshot) -> str:
@@ -54,7 +65,10 @@ def draw(title: str, picture: Snapshot | None, events: Sequence[str], width: int
     parts = [*_head(title, picture, width), *_jobs(picture)]
     left = height - len(parts) - 1  # rows, without the heading of the nodes
     rows = min(len(picture.nodes), max(1, left - 2 - _FEWEST_EVENTS))
-    parts.append(_heading("nodes", "job.task  cores used/allowed  █ used ░ allowed"))
+    due = (
+        "share" if any(guest.share_cores is not None for node in picture.nodes for guest in node.guests) else "allowed"
+    )
+    parts.append(_heading("nodes", f"job.task  cores used/{due}  █ used ░ {due}"))
     parts += _nodes(picture.nodes, width, rows)
     left -= rows
     operations = picture.operations[: min(_MOST_OPERATIONS, max(0, left - 2 - _FEWEST_EVENTS))]
@@ -107,7 +121,10 @@ def _jobs(picture: Snapshot) -> list[RenderableType]:
         )
     else:
         costs.append("none yet", style="dim")
-    return [counts, costs]
+    if not picture.bank_cores:
+        return [counts, costs]
+    banks = Text.assemble(("banks have  ", "bold"), _banks(picture), no_wrap=True, overflow="ellipsis")
+    return [counts, costs, banks]
 
 
 def _colour(job: int) -> str:
@@ -115,15 +132,15 @@ def _colour(job: int) -> str:
 
 
 def _bar(node: NodePicture, width: int) -> Text:
-    """One cell a share of the node's CPU: allowed to its jobs, and how much of that they use; jobs by number."""
+    """One cell a share of the node's CPU: due to its jobs, and how much of that they use; jobs by number."""
     bar = Text()
     # a moment before caps are cut for a newcomer, more than the node has may be allowed
-    whole = max(node.cpus, sum(guest.cap_cores for guest in node.guests))
+    whole = max(node.cpus, sum(guest.due_cores for guest in node.guests))
     allowed = 0.0
     for job, group in groupby(sorted(node.guests, key=lambda guest: (guest.job, guest.task)), lambda guest: guest.job):
         guests = list(group)
         begin = round(allowed / whole * width)
-        allowed += sum(guest.cap_cores for guest in guests)
+        allowed += sum(guest.due_cores for guest in guests)
         cells = min(round(allowed / whole * width), width) - begin
         used = min(cells, round(sum(guest.used_cores for guest in guests) / whole * width))
         standing = any(guest.phase != "running" for guest in guests)
@@ -136,8 +153,17 @@ def _bar(node: NodePicture, width: int) -> Text:
 
 
 def _guest(guest: GuestPicture) -> str:
-    what = f"{guest.job}.{guest.task} {guest.used_cores:.2f}/{guest.cap_cores:.2f}"
+    digits = 2 if guest.share_cores is None else 3  # shares are often less than a hundredth of a core
+    what = f"{guest.job}.{guest.task} {guest.used_cores:.{digits}f}/{guest.due_cores:.{digits}f}"
     return what if guest.phase == "running" else f"{what} {guest.phase}"
+
+
+def _name(node: NodePicture) -> Text:
+    """Return the name of a node, with its active slot under XGE."""
+    if not node.online:
+        return Text(node.name, style="bold red")
+    slot = (f" {node.slot}", _SLOT_STYLES.get(node.slot, "dim")) if node.slot else ""
+    return Text.assemble((node.name, "bold"), slot)
 
 
 def _nodes(nodes: Sequence[NodePicture], width: int, rows: int) -> list[RenderableType]:
@@ -146,21 +172,22 @@ def _nodes(nodes: Sequence[NodePicture], width: int, rows: int) -> list[Renderab
     wide = width >= _NARROW
     bar_width = max(10, min(40, width // 3))
     grid = Table.grid(padding=(0, 2), expand=wide)
-    grid.add_column(no_wrap=True, min_width=max((len(node.name) for node in shown), default=0))
+    named = [_name(node) for node in shown]
+    grid.add_column(no_wrap=True, min_width=max((text.cell_len for text in named), default=0))
     grid.add_column(no_wrap=True, min_width=bar_width)
     grid.add_column(no_wrap=True, justify="right")
     grid.add_column(no_wrap=True, justify="right")
     if wide:
         grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    for node in shown:
+    for node, name in zip(shown, named, strict=True):
         if not node.online:
-            grid.add_row(Text(node.name, style="bold red"), Text("lost", style="bold red"))
+            grid.add_row(name, Text("lost", style="bold red"))
             continue
         used = sum(guest.used_cores for guest in node.guests)
         idle = Text("drained", style="bold yellow") if node.drained else Text("idle", style="dim")
         told = Text("  ".join(map(_guest, node.guests))) if node.guests else idle
         grid.add_row(
-            Text(node.name, style="bold"),
+            name,
             _bar(node, bar_width) if node.cpus else Text(),
             f"{used:.2f}/{node.cpus:g} cores",
             f"{node.memory_held_mib}/{node.memory_mib} MiB",

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from testbed.errors import UserError
 from testbed.host.whole_files import draft_of, write_whole
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import wide_console
 
 _SHOWN_ROWS = 100
 _WIDEST = 4000  # characters of a table that is not shown on a terminal

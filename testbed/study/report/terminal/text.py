@@ -44,13 +44,6 @@ METRICS = (
 )
 
 BLIND = "without a controller, in no other figure"
-NARROWEST = 140
-
-
-def wide_console(*, stderr: bool = False) -> Console:
-    """Return a console for tables: as wide as the terminal, and wide enough for them where there is none."""
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=max(console.width, NARROWEST))
 
 
 PHASES = ("save", "transfer", "wait", "restore", "downtime", "first_progress", "penalty", "live", "paused")

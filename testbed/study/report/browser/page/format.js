@@ -21,6 +21,9 @@ export function length(seconds) {
 
 export const cores = (value) => (value === null ? "–" : value.toFixed(2));
 
+/** Shares are often less than a hundredth of a core. */
+export const shareCores = (value) => (value === null ? "–" : value.toFixed(3));
+
 /** Part of a memory as [part, " / total unit"], in GiB when it is large. */
 export function memory(partMib, totalMib) {
   const large = totalMib >= 10240;

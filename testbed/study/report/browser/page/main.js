@@ -66,6 +66,7 @@ function take(kind, data) {
     if (fresh) gantt.reset(head, data.kept_spans ?? 1000);
     gantt.head = head;
     if (named) nodes.reset(head);
+    else nodes.name(head);
   }
   if (data.queue || fresh) eta = queue.take(data.queue ?? { total: 0, counts: { coming: 0, waiting: 0, running: 0, paused: 0, done: 0, failed: 0 }, waiting: [], paused: [], eta_s: null });
   if (data.nodes) nodes.take(data.nodes);

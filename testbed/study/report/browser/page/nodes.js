@@ -1,7 +1,8 @@
-// A bar for each node: caps requested, stacked by guest, and within each what was achieved. Only rows in sight change.
+// A bar for each node: caps requested, or shares of guests that compete by them, stacked by guest, and within each what
+// was achieved. Only rows in sight change.
 
 import { jobColour, onJobColour } from "./colours.js";
-import { cores, make, memory, setText } from "./format.js";
+import { cores, make, memory, setText, shareCores } from "./format.js";
 
 export class Nodes {
   constructor(tell) {
@@ -25,13 +26,20 @@ export class Nodes {
   }
 
   reset(head) {
-    this.head = head;
+    this.name(head);
     this.watch.disconnect();
     this.values = [];
     this.due.clear();
     this.rows = head.names.map((name, index) => this.#make(name, index));
     this.list.replaceChildren(...this.rows.map((row) => row.item));
     for (const row of this.rows) this.watch.observe(row.item);
+  }
+
+  /** Takes the head of the page; guests may compete by shares from their first sample on. */
+  name(head) {
+    this.head = head;
+    setText(document.getElementById("key-cap"), head.shares ? "share of the node, by job" : "CPU cap requested, by job");
+    setText(document.getElementById("key-use"), head.shares ? "used" : "achieved");
   }
 
   take(nodes) {
@@ -60,7 +68,10 @@ export class Nodes {
     const used = sum((value) => value.guests.reduce((total, guest) => total + (guest[3] ?? 0), 0));
     const cpus = (this.head?.cpus ?? []).reduce((total, one) => total + one, 0);
     const lost = known.filter((value) => !value.online).length;
-    setText(this.sum, cpus ? `${lost ? `${lost} lost, ` : ""}${cores(cap)} of ${cores(cpus)} cores requested, ${cores(used)} used` : "");
+    const banks = known.flatMap((value) => value.banks ?? []);
+    const banked = banks.length ? `, ${banks.length} ${banks.length === 1 ? "bank has" : "banks have"} ${shareCores(banks.reduce((total, [, one]) => total + one, 0))} cores` : "";
+    const kind = this.head?.shares ? "in shares" : "requested";
+    setText(this.sum, cpus ? `${lost ? `${lost} lost, ` : ""}${cores(cap)} of ${cores(cpus)} cores ${kind}, ${cores(used)} used${banked}` : "");
   }
 
   #make(name, index) {
@@ -69,10 +80,11 @@ export class Nodes {
     const held = make("span");
     const fill = make("i");
     const mibText = make("div", { className: "mib" }, held, make("div", { className: "memory" }, fill));
-    const label = make("div", { className: "name", textContent: name });
+    const title = make("span", { textContent: name }), slot = make("small");
+    const label = make("div", { className: "name" }, title, slot);
     const item = make("li", { className: "node", tabIndex: index ? -1 : 0 }, label, cpu, coresText, mibText);
     item.dataset.node = index;
-    return { item, name: label, cpu, coresText, held, fill, seen: index < 20, guests: [] };
+    return { item, name: title, slot, cpu, coresText, held, fill, seen: index < 20, guests: [] };
   }
 
   #draw(row, value, index) {
@@ -101,12 +113,15 @@ export class Nodes {
       left += share;
     });
     const total = this.head.memory_mib[index];
-    row.coresText.replaceChildren(`${cores(used)} `, make("small", { textContent: `/ ${cores(cap)}` }));
+    const text = this.head.shares ? shareCores : cores;
+    row.coresText.replaceChildren(`${text(used)} `, make("small", { textContent: `/ ${text(cap)}` }));
     const [held, of] = memory(value.held_mib, total);
     row.held.replaceChildren(held, make("small", { textContent: of }));
     row.fill.style.transform = `scaleX(${total ? Math.min(1, value.held_mib / total) : 0})`;
     row.item.classList.toggle("lost", !value.online);
     setText(row.name, `${this.head.names[index]}${value.drained ? " (drained)" : ""}`);
+    setText(row.slot, value.slot ?? ""); // under XGE
+    if (value.slot) row.item.dataset.slot = value.slot; else delete row.item.dataset.slot;
     row.item.setAttribute("aria-label", this.#words(index).join(", "));
   }
 
@@ -116,9 +131,13 @@ export class Nodes {
     const busy = (verb) => (verb && verb !== "cap" ? `, ${verb}` : "");
     return [
       `${this.head.names[index]}${value.online ? (value.drained ? " (drained)" : "") : " (lost)"}`,
-      ...value.guests.slice(0, 8).map(([job, task, cap, used, verb]) => `job ${job} task ${task}: cap ${cores(cap)}, achieved ${cores(used)} cores${busy(verb)}`),
+      ...(value.slot ? [`slot: ${value.slot}`] : []),
+      ...value.guests.slice(0, 8).map(([job, task, cap, used, verb]) => (this.head.shares
+        ? `job ${job} task ${task}: share ${shareCores(cap)}, used ${shareCores(used)} cores${busy(verb)}`
+        : `job ${job} task ${task}: cap ${cores(cap)}, achieved ${cores(used)} cores${busy(verb)}`)),
       ...(value.guests.length > 8 ? [`and ${value.guests.length - 8} more`] : []),
       ...(value.guests.length ? [] : ["no guest"]),
+      ...(value.banks ?? []).map(([job, has]) => `bank of job ${job}: has ${shareCores(has)} cores`),
       `memory held ${memory(value.held_mib, this.head.memory_mib[index]).join("")}`,
       ...(value.cpu_frac === null ? [] : [`machine: ${Math.round(value.cpu_frac * 100)} % CPU busy, ${Math.round(value.used_mib)} MiB in use`]),
     ];

@@ -1,0 +1,143 @@
+"""The experiment of [DPS] Figure 3: what guests, and the exchange of shares, cost a parallel job that sends messages.
+
+    python benchmarks/share_overhead.py --repeats 10 --json share-overhead.jsonl
+    python benchmarks/share_overhead.py --table share-overhead.jsonl
+
+A job of four tasks, each of which sends to all others, is alone on four nodes, two on a CPU, without bounds. Its work
+is the same in all cases. The fewer elements it computes in an iteration, the more messages it sends. `native` is the
+same program without guests. Cases come in random order within each repeat. The file gets a line for each case; those
+that are in it are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from intervals import interval, ratio_of_medians
+from lab import open_nodes, print_machine
+from live_run import live_run
+from rows import add_rows, read_rows
+
+from testbed.measure.rundir import read_journal
+from testbed.scheduling.workload.jobs import Job
+
+MODES = ("native", "none", "distributed", "bank")
+ITERATIONS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of a task that has a whole core
+NODES, NODE_CORES = 4, 1.0
+WORK_S = 10.0  # of a task that has a whole core
+NATIVE_S = 10.0
+
+
+SCENARIO = """
+name = "overhead"
+policy = "DPS/none"
+[workload]
+trace = "jobs.csv"
+[programs]
+topologies = ["all-to-all"]
+iteration_s = {iteration_s}
+""" + "".join(
+    f'[[nodes]]\nname = "node-{node}"\ncpus = {NODE_CORES}\ncpu_set = [{node * 2 // NODES}]\nmemory_mib = 320\n'
+    for node in range(NODES)
+)
+
+
+async def native(iteration_s: float) -> float:
+    """Return work units per second of the slowest rank, without guests."""
+    async with open_nodes(1, cpus=2.0, memory_mib=2048) as lab:
+        found = await lab.native(
+            lab.nodes[0], program="patterns", ranks=NODES, seconds=NATIVE_S, topology="all-to-all",
+            iteration_s=iteration_s,
+        )  # fmt: skip
+    return found.units / found.elapsed_s
+
+
+def guests(iteration_s: float, mode: str) -> float:
+    """Return work units per second of the slowest task in a run, from its first progress to its end."""
+    jobs = [Job(1, 0.0, NODES, 1.0, 0.3, WORK_S)]
+    with live_run(SCENARIO.format(iteration_s=iteration_s), jobs, f"DPS/{mode}") as run:
+        return slowest(read_journal(run / "events.jsonl"))
+
+
+def slowest(journal: Sequence[dict[str, object]]) -> float:
+    """Return work units per second of the slowest task."""
+    first: dict[object, tuple[float, float]] = {}
+    rates = []
+    for entry in journal:
+        if entry["kind"] != "guest" or entry["event"] not in ("progress", "ended", "done"):
+            continue
+        at_s, detail = float(str(entry["t_s"])), entry["detail"]
+        units = float(detail["units"]) if isinstance(detail, dict) and "units" in detail else None
+        if units is None:
+            continue
+        begin_s, begun = first.setdefault(entry["task"], (at_s, units))
+        if at_s > begin_s:
+            rates.append((units - begun) / (at_s - begin_s))
+    return min(rates)
+
+
+def table(rows: Sequence[dict[str, object]]) -> str:
+    """Return rates by iteration and mode with their intervals, and the overhead against `native` and `none`."""
+    lines = [
+        "| iteration ms | mode | n | units/s | 95 % interval | slower than native | interval | than none | interval |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for iteration_s in ITERATIONS_S:
+        found = {
+            mode: [
+                float(str(row["units_per_s"]))
+                for row in rows
+                if (row["iteration_s"], row["mode"]) == (iteration_s, mode)
+            ]
+            for mode in MODES
+        }
+        for mode in MODES:
+            if not found[mode]:
+                continue
+            low, high = interval(found[mode])
+            cells = [f"{1e3 * iteration_s:g}", mode, str(len(found[mode])), f"{statistics.median(found[mode]):.0f}",
+                     f"{low:.0f} to {high:.0f}"]  # fmt: skip
+            for floor in ("native", "none"):
+                if mode in (floor, "native") or not found[floor]:
+                    cells += ["", ""]
+                    continue
+                ratio, least, most = ratio_of_medians(found[mode], found[floor])
+                cells += [f"{1 - ratio:.1%}", f"{1 - most:.1%} to {1 - least:.1%}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=1, help="number of the first repeat, which is its seed")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--iterations", default=",".join(map(str, ITERATIONS_S)), help="seconds of an iteration")
+    parser.add_argument("--json", type=Path, default=Path("share-overhead.jsonl"), help="file for the raw figures")
+    parser.add_argument("--table", type=Path, help="only print the table of this file")
+    chosen = parser.parse_args()
+    if chosen.table is None:
+        print_machine()
+        there = {(row["repeat"], row["iteration_s"], row["mode"]) for row in read_rows(chosen.json)}
+        for repeat in range(chosen.first, chosen.first + chosen.repeats):
+            cases = [(float(iteration), mode) for iteration in chosen.iterations.split(",") for mode in MODES]
+            random.Random(repeat).shuffle(cases)  # noqa: S311  # an order
+            for iteration_s, mode in cases:
+                if (repeat, iteration_s, mode) in there:
+                    continue
+                rate = asyncio.run(native(iteration_s)) if mode == "native" else guests(iteration_s, mode)
+                row = {"repeat": repeat, "iteration_s": iteration_s, "mode": mode, "units_per_s": rate,
+                       "load_1_min": os.getloadavg()[0]}  # fmt: skip
+                add_rows(chosen.json, [row])
+                print(f"{repeat}: {iteration_s:g} s {mode}: {rate:.0f} units/s", flush=True)
+    print(table(read_rows(chosen.table or chosen.json)))
+
+
+if __name__ == "__main__":
+    main()

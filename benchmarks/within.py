@@ -1,0 +1,178 @@
+"""What it gains under DFRS when tasks of a job divide what it gets: the same policy with and without `/WITHIN=dps`.
+
+
+    python benchmarks/within.py --seeds 30 --json within.jsonl
+    python benchmarks/within.py --live 3 --json within.jsonl
+    python benchmarks/within.py --table within.jsonl
+
+Jobs of 2 to 4 tasks in a line, the i-th with a part 1/i of the work of the first, arrive at random, at offered
+loads of 0.5 and 0.9 by what they are said to need. Simulated, 60 jobs of 5 to 60 minutes on 8 nodes with a penalty of
+30 s for each resume and migration; live, 6 jobs of 10 to 30 s on 4 nodes that are processes of a fifth of a core. Loads
+and policies come in random order within each seed. The file gets a line for each run; those in it are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from intervals import bootstrap, interval
+from lab import print_machine
+from live_run import live_run, measured_core_rate
+from rows import add_rows, read_rows
+
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.ranks import SharingModel
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.load import scale_load
+
+POLICY = "GreedyPM */per/OPT=MIN/MINVT=600"
+WAYS = ("", "/WITHIN=dps", "/WITHIN=dps/distributed")
+LOADS = (0.5, 0.9)
+MEASURES = ("mean stretch", "max stretch", "mean response s", "max response s")
+NODES, JOBS, PENALTY_S = 8, 60, 30.0
+LIVE_NODES, LIVE_CORES, LIVE_JOBS = 4, 0.2, 6
+SCENARIO = """
+name = "within"
+policy = "EASY"
+[workload]
+trace = "jobs.csv"
+[programs]
+topologies = ["linear"]
+imbalance = "1/i"
+iteration_s = 1
+[shares]
+period_s = 2
+grant_s = 2
+""" + "".join(f'[[nodes]]\nname = "node-{node}"\ncpus = {LIVE_CORES}\nmemory_mib = 512\n' for node in range(LIVE_NODES))
+
+
+def jobs_of(seed: int, load: float, *, live: bool) -> list[Job]:
+    """Return a trace: its run times are log-uniform, its arrivals a Poisson process at that load."""
+    draw = random.Random(seed)  # noqa: S311  # the same jobs for the same seed
+    least_s, most_s = (10.0, 30.0) if live else (300.0, 3600.0)
+    found, now_s = [], 0.0
+    for number in range(1, (LIVE_JOBS if live else JOBS) + 1):
+        found.append(
+            Job(
+                number, now_s, draw.randint(2, 4), draw.choice((0.25, 0.5, 0.75, 1.0)), draw.choice((0.15, 0.2, 0.25)),
+                round(math.exp(draw.uniform(math.log(least_s), math.log(most_s))), 3),
+            )
+        )  # fmt: skip
+        now_s += draw.expovariate(1.0)
+    scaled = scale_load(found, LIVE_NODES if live else NODES, load)
+    return [replace(job, submit_time_s=round(job.submit_time_s, 3)) for job in scaled]
+
+
+def measured(jobs: Sequence[Job], end_s: Sequence[float]) -> dict[str, float]:
+    """Return the measures of a run."""
+    responses = [end - job.submit_time_s for job, end in zip(jobs, end_s, strict=True)]
+    stretches = [response / job.run_time_s for job, response in zip(jobs, responses, strict=True)]
+    return dict(zip(MEASURES, (
+        statistics.mean(stretches), max(stretches), statistics.mean(responses), max(responses)
+    ), strict=True))  # fmt: skip
+
+
+def simulated(seed: int, load: float, policy: str, core_rate: float) -> dict[str, Any]:
+    """Simulate one case; how fast a core is does not matter there."""
+    del core_rate
+    jobs = jobs_of(seed, load, live=False)
+    model = SharingModel(("linear",), "1/i")
+    found = simulate(jobs, NODES, parse(policy), constant(PENALTY_S), sharing=model)
+    return measured(jobs, found.end_s.tolist())
+
+
+def live(seed: int, load: float, policy: str, core_rate: float) -> dict[str, Any]:
+    """Run one case."""
+    jobs = jobs_of(seed, load, live=True)
+    with live_run(SCENARIO, jobs, policy, core_rate) as run:
+        with (run / "jobs.csv").open(newline="") as file:
+            ends = {int(row["job_id"]): float(row["end_time_s"]) for row in csv.DictReader(file)}
+        results = json.loads((run / "summary.json").read_text())["results"]
+        return {
+            **measured(jobs, [ends[job.job_id] for job in jobs]), "right": results["right"], "jobs": len(jobs),
+            "doubtful": len(results.get("doubtful", [])), "load_1_min": os.getloadavg()[0],
+            "units_per_core_s": core_rate,
+        }  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return medians over seeds with their intervals, and the median of what each seed gains."""
+    lines = ["| world | load | policy | n | measure | median | 95 % interval | to equal caps | interval |",
+             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for world in ("simulated", "live"):
+        for load in LOADS:
+            case = {
+                way: {row["seed"]: row for row in rows if (row["world"], row["load"], row["way"]) == (world, load, way)}
+                for way in WAYS
+            }
+            for way in WAYS:
+                for measure in MEASURES if case[way] else ():
+                    values = [row[measure] for row in case[way].values()]
+                    low, high = interval(values)
+                    cells = [world, f"{load:g}", way or "equal caps", str(len(values)), measure,
+                             f"{statistics.median(values):.3g}", f"{low:.3g} to {high:.3g}", "", ""]  # fmt: skip
+                    ratios = [
+                        row[measure] / case[""][seed][measure] for seed, row in case[way].items() if seed in case[""]
+                    ]
+                    if way and ratios:
+                        least, most = bootstrap(_median_of(ratios))
+                        cells[7:] = [f"{statistics.median(ratios):.3f}", f"{least:.3f} to {most:.3f}"]
+                    lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _median_of(values: Sequence[float]) -> Callable[[random.Random], float]:
+    return lambda draw: statistics.median(draw.choices(values, k=len(values)))
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=0, help="how many seeds are simulated")
+    parser.add_argument("--live", type=int, default=0, help="and how many run live")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="offered loads")
+    parser.add_argument("--ways", default=",".join(WAYS[:2]), help="suffixes of the policy; an empty one: equal caps")
+    parser.add_argument("--policy", default=POLICY, help="the policy that decides")
+    parser.add_argument("--json", type=Path, default=Path("within.jsonl"), help="file for the raw figures, added to")
+    parser.add_argument("--table", type=Path, help="only print the table of this file")
+    chosen = parser.parse_args()
+    if chosen.table is None:
+        if shutil.disk_usage(".").free < 1 << 30:
+            raise SystemExit("expected 1 GiB of free disk")
+        print_machine()
+        there = {(row["world"], row["seed"], row["load"], row["way"]) for row in read_rows(chosen.json)}
+        rates = [row["units_per_core_s"] for row in read_rows(chosen.json) if row["world"] == "live"]
+        if chosen.live and not rates:
+            rates = [measured_core_rate(SCENARIO, chosen.policy, Job(1, 0.0, 1, 0.5, 0.2, 5.0))]
+        ways = chosen.ways.split(",")
+        for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
+            for seed in range(chosen.first, chosen.first + seeds):
+                cases = [(float(load), way) for load in chosen.loads.split(",") for way in ways]
+                random.Random(seed).shuffle(cases)  # noqa: S311  # an order
+                for load, way in cases:
+                    if (world, seed, load, way) in there:
+                        continue
+                    policy = parse(chosen.policy + way).name
+                    row = {"world": world, "seed": seed, "load": load, "way": way, "policy": policy}
+                    row |= measure(seed, load, policy, rates[0] if rates else math.nan)
+                    add_rows(chosen.json, [row])
+                    print(f"{world} {seed}: {load:g} {policy}: mean stretch {row['mean stretch']:.2f}", flush=True)
+    print(table(read_rows(chosen.table or chosen.json)))
+
+
+if __name__ == "__main__":
+    main()

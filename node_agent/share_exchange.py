@@ -1,0 +1,400 @@
+"""The exchange of shares at this node: when a period ends, what is kept on the disk, and where messages go.
+
+One task does all of it, one job after the other. Messages are sent at most once; those without an answer are repeated
+in the next period. What an account has booked is on the disk before a message leaves, so that shares are neither lost
+nor made when the agent is killed. It need not outlast a reboot, as no guest does.
+
+Shares of guests that are not weighed are their caps (`Exchange.capped`), and what a command sets is the base of a new
+life of the exchange. Then all guests of the node count, also those that exchange nothing (`testbed.shares.in_force`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from node_agent.drivers.protocol import DriverError
+from testbed.bus import topics
+from testbed.bus.messages import Exchange, GuestSpec
+from testbed.bus.protocol import Bus
+from testbed.bus.telemetry import MOST_GIVERS, BankSample, ExchangeCounts, GuestSample
+from testbed.errors import TestbedError
+from testbed.host.whole_files import write_whole
+from testbed.shares.account import Account
+from testbed.shares.formulas import cores_of, shares_of
+from testbed.shares.in_force import in_force
+from testbed.shares.messages import ExchangeMessage, Receipt, SealError, seal, unseal
+from testbed.shares.node import BANK, NodeExchange, Use
+from testbed.shares.state import AccountState
+from testbed.shares.waits import upstream_ranks
+
+FOLDER = "shares"
+_MOST_WAITING = 1024  # messages that were received and not yet processed: others are lost, as on any network
+_log = logging.getLogger(__name__)
+
+
+class Kept(msgspec.Struct):
+    """What is kept of a job: its order, its shares, how many periods have begun, and the accounts at this node."""
+
+    order: Exchange
+    total: int  # shares of the job
+    number: int = 0
+    accounts: dict[str, AccountState] = {}
+    bases: dict[str, int] = {}  # of capped guests: what the last command gave them
+
+
+class _Job:
+    """A job with guests at this node."""
+
+    def __init__(self, kept: Kept, path: Path, now_s: float) -> None:
+        self.kept = kept
+        self.path = path
+        self.written = b""  # what is kept on the disk
+        self.secret = bytes.fromhex(kept.order.secret)
+        self.node = self._open()
+        self.next_s = now_s + kept.order.period_s
+        self.grant_s = now_s + kept.order.grant_s
+        self.read: dict[str, tuple[float, GuestSample]] = {}  # when, and what was seen then, of each guest
+        self.guessed: set[str] = set()  # guests whose waits are guessed
+
+    def add(self, guest: str, shares: int) -> None:
+        """Open the account of a guest."""
+        self.kept.accounts.setdefault(guest, AccountState(shares))
+        self.node = self._open()
+
+    def _open(self) -> NodeExchange:
+        kept = self.kept
+        return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total, capped=kept.order.capped)
+
+    def notice(self, samples: Iterable[GuestSample], now_s: float) -> None:
+        """Let guests take part from their first work on: one that waits for its job to begin has no shares to spare."""
+        for sample in samples:
+            if sample.guest in self.kept.accounts and sample.units_done:
+                self.read.setdefault(sample.guest, (now_s, sample))
+
+    def uses(self, samples: Sequence[GuestSample], now_s: float) -> dict[str, Use]:
+        """Return what each guest used per second since the last call, in shares.
+
+        A guest that has begun to work less than half of a period ago is not there yet: too little is seen of its use.
+        """
+        self.notice(samples, now_s)
+        found = {}
+        for sample in samples:
+            if sample.guest not in self.read:
+                continue
+            at_s, before = self.read[sample.guest]
+            if now_s - at_s < self.kept.order.period_s / 2:
+                continue
+            used = shares_of(max(sample.cpu_s - before.cpu_s, 0.0) / (now_s - at_s))
+            waits_s, earlier_s = (each.waits_s or each.guessed_waits_s for each in (sample, before))
+            found[sample.guest] = Use(used, self._upstreams(earlier_s, waits_s, now_s - at_s))
+            self.read[sample.guest] = (now_s, sample)
+        return found
+
+    def _upstreams(self, before_s: Sequence[float], after_s: Sequence[float], period_s: float) -> list[str]:
+        """Return the guests whose messages a rank has waited for, from its waits by rank."""
+        guests = list(self.kept.order.nodes)
+        return [guests[rank] for rank in upstream_ranks(before_s, after_s, period_s) if rank < len(guests)]
+
+
+class ShareExchange:
+    """Exchanges the shares of all jobs with guests at this node.
+
+    `samples` returns the usage of the guests as it is now. `set_share` sets the share of a guest, in cores, `set_cap`
+    its cap. `guess`, to be set where ranks do not count their waits, has those of a guest guessed by the addresses of
+    its job's guests.
+    """
+
+    def __init__(
+        self, lab: str, node: str, cores: float, state_dir: Path, now_s: Callable[[], float],
+        samples: Callable[[], Awaitable[Sequence[GuestSample]]], set_share: Callable[[str, float], Awaitable[object]],
+        set_cap: Callable[[str, float], Awaitable[object]] | None = None,
+    ) -> None:  # fmt: skip
+        self._lab, self._node, self._cores = lab, node, shares_of(cores)
+        self._folder = state_dir / FOLDER
+        self._now_s = now_s
+        self._samples, self._set_share, self._set_cap = samples, set_share, set_cap
+        self.guess: Callable[[str, Sequence[str]], Awaitable[None]] | None = None
+        self._booked: dict[str, int] = {}  # the shares of all guests, as far as they are in force
+        self._bases: dict[str, int] = {}  # of those that are capped
+        self._unset: set[str] = set()  # those of them whose caps are to be set
+        self._last: dict[str, int] = {}  # the shares and the caps that were set here last
+        self._jobs: dict[str, _Job] = {}  # by the first of the names of its guests, as files are named
+        self._heard: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
+        self._sent = self._received = 0  # messages, to and from other nodes
+        self._exchanges = False  # whether there has ever been a job that exchanges shares
+
+    def begin(self, spec: GuestSpec, order: Exchange | None, cap_cores: float = 0.0) -> None:
+        """Book the share of a new guest, or its cap, and let it exchange shares; raises `DriverError`."""
+        first = shares_of(cap_cores if spec.share_cores is None else spec.share_cores)
+        if spec.share_cores is None:
+            self._bases[spec.guest] = first
+        self._last.pop(spec.guest, None)
+        self._booked[spec.guest] = first
+        if order is not None:
+            self._open(spec.guest, order, first)
+
+    def _open(self, guest: str, order: Exchange, first: int) -> None:
+        """Open the account of a guest, the first one of its job at this node with the job's."""
+        if order.nodes.get(guest) != self._node:
+            raise DriverError(f"guest {guest}: its exchange names another node: expected {self._node}")
+        if order.capped != (guest in self._bases):
+            raise DriverError(f"guest {guest}: expected an exchange of {'caps' if guest in self._bases else 'weights'}")
+        name = min(order.nodes)
+        job = self._jobs.get(name)
+        if job is None or job.kept.order != order:  # or of an earlier life
+            accounts = {BANK: AccountState(0)} if order.mode == "bank" and order.bank == self._node else {}
+            path = self._folder / f"{name}.json"
+            job = self._jobs[name] = _Job(Kept(order, first * len(order.nodes), 0, accounts), path, self._now_s())
+            self._exchanges = True
+        if guest in self._bases:
+            job.kept.bases[guest] = first
+        job.add(guest, first)
+        try:  # now: an agent that is killed before its first period ends would leave no account
+            self._folder.mkdir(exist_ok=True)
+            self._keep(job)
+        except OSError as error:
+            raise DriverError(f"guest {guest}: its shares cannot be kept: {job.path}: {error.strerror}") from error
+
+    def _keep(self, job: _Job) -> None:
+        text = msgspec.json.encode(job.kept)
+        if text != job.written:
+            write_whole(job.path, text, mode=0o600, durable=False)
+            job.written = text
+
+    async def rebase(self, caps: Mapping[str, float], order: Exchange | None, *, lower: bool) -> dict[str, float]:
+        """Take new caps, in cores, for capped guests: return what is to be set.
+
+        What they have exchanged is forgotten. Others here that have more than their own bases get out of the way first.
+        With `lower` no cap is raised. Raises `DriverError`.
+        """
+        found = dict(caps)
+        for guest in sorted(caps.keys() & self._bases.keys()):
+            base = shares_of(caps[guest])
+            if lower and self._booked[guest] < base:
+                base, found[guest] = self._booked[guest], cores_of(self._booked[guest])
+            for name, job in list(self._jobs.items()):
+                if guest in job.kept.accounts and job.kept.order != order:
+                    del self._jobs[name]
+                    job.path.unlink(missing_ok=True)
+            self._bases[guest] = self._booked[guest] = base
+            if order is not None:
+                self._open(guest, order, base)
+        self._recount()
+        self._unset -= caps.keys()  # they are about to be set
+        await self._enforce()
+        return found
+
+    def _recount(self) -> None:
+        """Work out which caps follow from accounts and bases."""
+        accounts = dict(self._bases)
+        for job in self._jobs.values():
+            accounts.update({guest: shares for guest, shares in job.node.shares().items() if guest in accounts})
+        weighed = sum(shares for guest, shares in self._booked.items() if guest not in self._bases)
+        found = in_force(accounts, self._bases, self._cores - weighed)
+        self._unset |= {guest for guest, shares in found.items() if shares != self._booked[guest]}
+        self._booked.update(found)
+
+    async def _enforce(self) -> None:
+        """Set the caps that have changed, lower ones first."""
+        self._unset &= self._bases.keys()
+        for guest in sorted(self._unset, key=lambda guest: self._booked[guest] - self._last.get(guest, 0)):
+            shares = self._booked.get(guest)
+            if shares is None or self._set_cap is None:
+                continue
+            with contextlib.suppress(TestbedError):  # it is ending, or busy: the cap is set in the next period
+                await self._set_cap(guest, cores_of(shares))
+                self._last[guest] = shares
+                if self._booked.get(guest) == shares:
+                    self._unset.discard(guest)
+
+    def take_over(self, specs: Sequence[GuestSpec], caps_cores: Mapping[str, float] | None = None) -> None:
+        """Go on with the accounts of guests of an earlier agent; delete those of guests that are not here.
+
+        `caps_cores` are the caps of the capped ones.
+        """
+        names = {spec.guest for spec in specs}
+        for spec in specs:
+            found = spec.share_cores if spec.share_cores is not None else (caps_cores or {}).get(spec.guest, 0.0)
+            self._booked[spec.guest] = shares_of(found)
+            if spec.share_cores is None:
+                self._bases[spec.guest] = shares_of(found)
+        for path in sorted(self._folder.glob("*.json")):
+            kept = _read(path)
+            if kept is None or not names & kept.accounts.keys():
+                path.unlink(missing_ok=True)
+                continue
+            job = self._jobs[path.stem] = _Job(kept, path, self._now_s())
+            self._exchanges = True
+            self._bases.update({guest: base for guest, base in kept.bases.items() if guest in self._bases})
+            self._book(job)
+            self._unset |= kept.bases.keys() & names
+
+    def gone(self, guest: str) -> None:
+        """A guest is not here any more; the last one of its job takes the accounts with it, and the job's bank."""
+        self._bases.pop(guest, None)
+        self._last.pop(guest, None)
+        if self._booked.pop(guest, None) is None:
+            return
+        for name, job in list(self._jobs.items()):
+            if guest in job.kept.accounts and not self._booked.keys() & job.kept.accounts.keys():
+                del self._jobs[name]
+                job.path.unlink(missing_ok=True)
+
+    @property
+    def counts(self) -> ExchangeCounts | None:
+        """The messages sent to other nodes and received from them so far; None if no guest here has exchanged shares.
+
+        Messages between accounts of this node do not leave it, and are not counted.
+        """
+        return ExchangeCounts(sent=self._sent, received=self._received) if self._exchanges else None
+
+    def notice(self, samples: Sequence[GuestSample]) -> None:
+        """Begin the first periods of guests that have just begun to work."""
+        for job in self._jobs.values():
+            job.notice(samples, self._now_s())
+
+    def told(self, samples: Sequence[GuestSample]) -> tuple[GuestSample, ...]:
+        """Add to telemetry samples what each guest has taken from whom, and to a job's first guest its bank's."""
+        jobs = {guest: job for job in self._jobs.values() for guest in job.kept.accounts if guest != BANK}
+        return tuple(_told(sample, jobs[sample.guest]) if sample.guest in jobs else sample for sample in samples)
+
+    async def run(self, bus: Bus) -> None:
+        """Exchange until cancelled."""
+        await bus.subscribe(topics.node_topic(self._lab, self._node, "exchange"), self._take, qos=0)
+        for job in list(self._jobs.values()):
+            await self._apply(job)
+        while True:
+            payload = await self._next()
+            if payload is None:
+                await self._periods(bus)
+            else:
+                await self._hear(bus, payload)
+
+    async def _take(self, _topic: str, payload: bytes) -> None:
+        self._received += 1
+        with contextlib.suppress(asyncio.QueueFull):
+            self._heard.put_nowait(payload)
+
+    async def _next(self) -> bytes | None:
+        """Return the next message, or None when a period ends before one comes."""
+        ends_s = min((min(job.next_s, job.grant_s) for job in self._jobs.values()), default=self._now_s() + 1.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(ends_s - self._now_s(), 0.0)):
+                return await self._heard.get()
+        return None
+
+    async def _periods(self, bus: Bus) -> None:
+        now_s = self._now_s()
+        due = [job for job in self._jobs.values() if job.next_s <= now_s]
+        samples = await self._samples() if due else ()
+        for job in list(self._jobs.values()):
+            out: list[ExchangeMessage] = []
+            if job in due:
+                await self._guess(job, samples)
+                out += job.node.unanswered()
+                job.kept.number += 1
+                out += job.node.exchange(job.uses(samples, self._now_s()), self._free, job.kept.number)
+                job.next_s = self._now_s() + job.kept.order.period_s  # a shorter one would not tell what guests use
+            if job.grant_s <= now_s:
+                out += job.node.grant()
+                job.grant_s = self._now_s() + job.kept.order.grant_s
+            await self._carry(bus, job, out)
+
+    async def _guess(self, job: _Job, samples: Sequence[GuestSample]) -> None:
+        """Have the waits of guests at work guessed, where the order wants that."""
+        if job.kept.order.waits != "traffic" or self.guess is None:
+            return
+        for sample in samples:
+            if sample.guest in job.kept.accounts and sample.guest not in job.guessed and sample.units_done:
+                try:
+                    await self.guess(sample.guest, job.kept.order.addresses)
+                    job.guessed.add(sample.guest)
+                except DriverError as error:  # it may have ended just now; else it is tried again in the next period
+                    _log.warning("guest %s: nobody guesses for whom it waits: %s", sample.guest, error)
+
+    async def _hear(self, bus: Bus, payload: bytes) -> None:
+        for job in list(self._jobs.values()):
+            try:
+                message = unseal(job.secret, payload)
+            except SealError:
+                continue  # perhaps of another job
+            await self._carry(bus, job, job.node.hear(message, self._free))
+            return
+
+    @property
+    def _free(self) -> int:
+        """The shares of the node that no guest has, and none can get back."""
+        return max(self._cores - sum(self._booked.values()), 0)
+
+    async def _carry(self, bus: Bus, job: _Job, out: list[ExchangeMessage]) -> None:
+        """Take the messages for this node, keep the accounts, and send the others."""
+        away: list[tuple[str, ExchangeMessage]] = []
+        while out:
+            message = out.pop(0)
+            owner = message.source if isinstance(message, Receipt) else message.target
+            node = job.kept.order.bank if owner == BANK else job.kept.order.nodes.get(owner, "")
+            self._book(job)
+            if node == self._node:
+                out += job.node.hear(message, self._free)
+            elif node:
+                away.append((node, message))
+        self._book(job)
+        if job not in self._jobs.values():  # its guests have ended meanwhile
+            return
+        try:
+            self._keep(job)
+        except OSError as error:  # nothing leaves that is not kept
+            _log.warning("%s: %s: shares wait", job.path, error.strerror)
+            return
+        await self._apply(job)  # what was given is not in force any more when its receiver takes it
+        for node, message in away:
+            topic = topics.node_topic(self._lab, node, "exchange")
+            await bus.publish(topic, seal(job.secret, message), qos=0)
+            self._sent += 1
+
+    def _book(self, job: _Job) -> None:
+        if job.kept.order.capped:
+            self._recount()
+            return
+        for guest, shares in job.node.held().items():
+            if guest in self._booked:
+                self._booked[guest] = shares
+
+    async def _apply(self, job: _Job) -> None:
+        if job.kept.order.capped:
+            await self._enforce()
+            return
+        for guest, shares in job.node.shares().items():
+            if guest in self._booked and self._last.get(guest) != shares:
+                self._last.pop(guest, None)
+                with contextlib.suppress(TestbedError):  # it is ending; or the share is set in the next period
+                    await self._set_share(guest, cores_of(shares))
+                    self._last[guest] = shares
+
+
+def _told(sample: GuestSample, job: _Job) -> GuestSample:
+    accounts = job.node.accounts
+    bank = None
+    if BANK in accounts and sample.guest == next(iter(job.kept.order.nodes)):
+        bank = BankSample(share_cores=cores_of(accounts[BANK].shares), taken_cores=_most_taken(accounts[BANK]))
+    return msgspec.structs.replace(sample, taken_cores=_most_taken(accounts[sample.guest]), bank=bank)
+
+
+def _most_taken(account: Account) -> dict[str, float]:
+    """Return what an account has taken, in cores by giver: of the greatest givers, as many as a sample holds."""
+    greatest = sorted(account.taken.items(), key=lambda each: -each[1])[:MOST_GIVERS]
+    return {giver: cores_of(shares) for giver, shares in greatest}
+
+
+def _read(path: Path) -> Kept | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.warning("%s: %s: the shares of its job stay as they are", path, error)
+        return None

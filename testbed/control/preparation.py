@@ -1,0 +1,108 @@
+"""The jobs of a run before they can start: their kinds, how fast each kind works, and the guests of each job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from testbed.bus.messages import NodeFacts
+from testbed.control.dedicated import Shape, measure, representatives
+from testbed.control.lost_run import LostRun
+from testbed.control.manifest import by_name
+from testbed.control.recorder import Recorder
+from testbed.control.serving import Serving
+from testbed.control.snapshot import Display
+from testbed.control.work_rates import MeasuredRates
+from testbed.lab.core_speed import measure_core
+from testbed.lab.fleet import Fleet
+from testbed.lab.guests import PreparedJob, prepare_jobs
+from testbed.lab.lab import Lab, addresses_of
+from testbed.run import events
+from testbed.scenario.schema import Scenario
+from testbed.scheduling.policies.view import Policy, SharingPolicy
+from testbed.scheduling.policies.within import DividingPolicy
+from testbed.scheduling.workload.jobs import Job
+
+
+class Preparation:
+    """Of the `jobs` of a run, and of those that users give while it goes on, if it is `serving`.
+
+    `measured` are the rates from before the run; None if the scenario gives them. A resumed run measures none: it has
+    those of the `lost` controller.
+    """
+
+    def __init__(
+        self, scenario: Scenario, policy: Policy, jobs: Sequence[Job], run_tag: str, serving: Serving | None,
+        lost: LostRun | None,
+    ) -> None:  # fmt: skip
+        self._scenario = scenario
+        self._policy = policy
+        self._jobs = jobs
+        self._run_tag = run_tag
+        self._serving = serving
+        self.measured: MeasuredRates | None = None if lost is None else lost.measured
+        # those of the jobs come first, so that a resumed run, which measures no rates, has the same
+        self._more_addresses = addresses_of(scenario)
+        self._addresses = list(islice(self._more_addresses, sum(job.tasks for job in jobs)))
+        if serving is not None:
+            self._addresses = serving.addresses()
+            if self.measured is not None:
+                self.measured = replace(self.measured, by_job=serving.by_job)
+
+    def kinds(self, nodes: int) -> dict[Shape, Job]:
+        """Return a job for each kind of job that there is, or that users may give to a lab of so many nodes."""
+        return representatives(self._jobs, nodes) if self._serving is None else self._serving.representatives()
+
+    async def rates(
+        self, fleet: Fleet, kinds: Mapping[Shape, Job], recorder: Recorder, display: Display
+    ) -> dict[Shape, float]:
+        """Return the work units per second of a core for each kind, measured unless the scenario gives them."""
+        programs = self._scenario.programs
+        if programs.units_per_core_s is not None:
+            rates = dict.fromkeys(kinds, programs.units_per_core_s)
+        else:
+            display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
+            rates = await self._measure(fleet, kinds, recorder)
+        recorder.calibration(by_name(rates))
+        return rates
+
+    async def _measure(self, fleet: Fleet, kinds: Mapping[Shape, Job], recorder: Recorder) -> dict[Shape, float]:
+        core_units_per_s = await measure_core(fleet, self._scenario.deadlines.command_s)
+        lab = Lab(self._scenario, fleet, self._run_tag, core_units_per_s, self._more_addresses)
+        speeds: list[float] = []
+        fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
+        rates = await measure(lab, kinds)
+        told = [speed for speed in speeds if speed > 0.0]
+        probed_units_per_s = sum(told) / len(told) if told else None
+        by_job: Mapping[int, float] = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
+        if self._serving is not None:
+            by_job = self._serving.by_job
+        self.measured = MeasuredRates(core_units_per_s, by_job, probed_units_per_s or 0.0)
+        recorder.journal(
+            events.Calibration(
+                *recorder.times(), core_units_per_s=core_units_per_s, probed_units_per_s=probed_units_per_s,
+                units_per_core_s=by_name(rates),
+            )
+        )  # fmt: skip
+        return rates
+
+    def all(self, fact: NodeFacts, rates: Mapping[Shape, float]) -> list[PreparedJob]:
+        """Return the jobs with their guests; all nodes are alike."""
+        return self._prepare(self._jobs, fact, rates, iter(self._addresses))
+
+    def one(
+        self, fact: NodeFacts, rates: Mapping[Shape, float], job: Job, addresses: Iterator[str]
+    ) -> PreparedJob:  # fmt: skip
+        """Return a job that a user gives, with its guests."""
+        (prepared,) = self._prepare([job], fact, rates, addresses)
+        return prepared
+
+    def _prepare(
+        self, jobs: Sequence[Job], fact: NodeFacts, rates: Mapping[Shape, float], addresses: Iterator[str]
+    ) -> list[PreparedJob]:
+        return prepare_jobs(
+            jobs, self._scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
+            addresses, shared=isinstance(self._policy, SharingPolicy),
+            waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
+        )  # fmt: skip

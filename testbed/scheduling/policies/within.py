@@ -1,0 +1,80 @@
+"""A policy that gives each job a yield, under which the tasks of a job divide what they get among themselves.
+
+`decide` is that of the policy before the suffix: which jobs run where, and at which yield. The yield times the CPU need
+is the first cap of each task. From there the agents of the job move caps between its tasks, as `within` says: see
+`testbed.shares`, whose shares are caps here. Their sum stays what the policy gave the job.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from testbed.errors import UserError, shown
+from testbed.scheduling.policies.view import ClusterView, Decision, Event, Policy, WakingPolicy
+
+WithinMode = Literal["bank", "distributed"]
+_SUFFIX = re.compile(r"(?P<policy>.*?)\s*/\s*within\s*=(?P<within>.*)", re.IGNORECASE | re.DOTALL)
+_MODES: dict[str, WithinMode] = {"dps": "bank", "dps/bank": "bank", "dps/distributed": "distributed"}
+
+
+@runtime_checkable
+class DividingPolicy(Policy, Protocol):
+    """A policy under whose yields the tasks of a job divide what the job gets."""
+
+    @property
+    def within(self) -> WithinMode:
+        """How caps move: by a bank of the job, or to the tasks that a task waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithinPolicy:
+    """A policy with the suffix `/WITHIN=dps`, or `/WITHIN=dps/distributed`; `policy` decides."""
+
+    policy: WakingPolicy
+    within: WithinMode
+
+    @property
+    def name(self) -> str:
+        """The name of the policy, and the suffix."""
+        return f"{self.policy.name}/WITHIN=dps" + ("" if self.within == "bank" else f"/{self.within}")
+
+    @property
+    def needs_estimates(self) -> bool:
+        """See `Policy.needs_estimates`."""
+        return self.policy.needs_estimates
+
+    @property
+    def period_s(self) -> float | None:
+        """See `Policy.period_s`."""
+        return self.policy.period_s
+
+    def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
+        """See `Policy.can_ever_run`."""
+        return self.policy.can_ever_run(tasks, mem_req_frac, nodes)
+
+    def next_wake_s(self, view: ClusterView) -> float | None:
+        """See `WakingPolicy.next_wake_s`."""
+        return self.policy.next_wake_s(view)
+
+    def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
+        """See `WakingPolicy.retried`."""
+        return self.policy.retried(view, since_s)
+
+    def decide(self, view: ClusterView, event: Event) -> Decision:
+        """Return the decision of the policy."""
+        return self.policy.decide(view, event)
+
+
+def split(name: str) -> tuple[str, WithinMode | None]:
+    """Return the name of a policy without the suffix `/WITHIN=…`, and what it says; raises `UserError` for nonsense."""
+    match = _SUFFIX.fullmatch(name)
+    if match is None:
+        return name, None
+    within = _MODES.get("".join(match["within"].split()).casefold())
+    if within is None:
+        raise UserError(
+            f"policy {shown(name, 60)}: WITHIN={shown(match['within'].strip(), 30)}: expected dps or dps/distributed"
+        )
+    return match["policy"], within
