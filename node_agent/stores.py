@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -96,7 +96,7 @@ class ImageStores:
     def __init__(self, disk: Path, *, durable: bool = True) -> None:
         self.disk = ImageStore(disk)
         self.disk.sweep()
-        self._stores = {DISK: self.disk}
+        self._stores: Mapping[str, ImageStore] = {DISK: self.disk}  # replaced, never changed: threads go through it
         self._memory: MemoryFolder | None = None
         self._digests: dict[str, str] = {}  # of images that this agent has written or fetched itself
         self.durable = durable
@@ -130,18 +130,21 @@ class ImageStores:
         except OSError as error:
             _log.warning("no image store in memory: %s", error)
         else:
-            self._stores[MEMORY] = ImageStore(self._memory.path)
+            self._add_memory(self._memory.path)
 
     def rehearse_memory(self) -> None:
         """Add a store `memory` that is a folder beside the disk's, for the nodes of a dry run."""
-        self._stores[MEMORY] = ImageStore(_rehearsed_memory(self.disk.folder))
+        self._add_memory(_rehearsed_memory(self.disk.folder))
+
+    def _add_memory(self, folder: Path) -> None:
+        self._stores = {**self._stores, MEMORY: ImageStore(folder)}
 
     def close(self) -> None:
         """Remove the images in memory."""
         if self._memory is not None:
             self._memory.remove()
             self._memory = None
-            del self._stores[MEMORY]
+            self._stores = {DISK: self.disk}
 
     def place(self, image: str, store: str, memory_mib: int) -> Path:
         """Return the file that a guest of that size is to be saved to; "" is the disk.

@@ -14,6 +14,8 @@ import pytest
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError
+from node_agent.image_notes import ImageNote
+from node_agent.images import ImageStore
 from node_agent.page_cache import cached_frac, drop_cached
 from node_agent.stores import ImageStores, MemoryFolder, sweep, tmpfs
 from testbed.bus.memory import MemoryHub
@@ -40,6 +42,20 @@ folder = MemoryFolder(Path(sys.argv[1]), "n")
 print(folder.path, flush=True)
 sys.stdin.read()
 """
+
+
+def test_a_store_that_opens_does_not_disturb_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread does that: an agent opens its memory while it notes images of an earlier one."""
+    stores = ImageStores(tmp_path / "disk", durable=False)
+    begun = ImageStore.begun
+
+    def meanwhile(store: ImageStore) -> dict[str, ImageNote]:
+        stores.rehearse_memory()
+        return begun(store)
+
+    monkeypatch.setattr(ImageStore, "begun", meanwhile)
+    assert stores.begun() == {}
+    assert stores.names == ("disk", "memory")
 
 
 @needs_tmpfs
