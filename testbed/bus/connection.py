@@ -34,6 +34,7 @@ _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 _GRACE_S = 0.5  # for a thread in the middle of its connect, and for a last packet
 
 _NO_GREETING = "it closed the connection without a greeting"
+_HUNG_UP = "it closed the connection right after its greeting"
 _REFUSED = 0x80  # reason codes from here on [MQTT5-2.4]
 _OLDER_VERSION = 0x84  # the broker does not speak this version of the protocol
 _TAKEN_OVER = 0x8E  # another client of the same id has connected
@@ -56,6 +57,15 @@ class Connection(aiomqtt.Client):
     """aiomqtt's client, with corrections for the beginning and the end of a connection."""
 
     taken_over = False  # the broker said that another client of the same id has connected
+
+    @property
+    def open(self) -> bool:
+        """Whether the broker has greeted this client, and the connection has not ended since."""
+        return self._client.is_connected()
+
+    def watch_end(self) -> None:
+        """Note an end by an error as seen, so that asyncio does not log it where nothing waits for it any more."""
+        self._disconnected.add_done_callback(_seen)
 
     def end_session(self) -> None:
         """Have the broker forget this client's session when the connection is closed, if it speaks MQTT 5."""
@@ -108,10 +118,10 @@ class Connection(aiomqtt.Client):
                 self._disconnected.set_exception(error)
 
 
-def _seen(task: asyncio.Task[object]) -> None:
-    """Retrieve a task's exception, so that asyncio does not log "never retrieved" for a task that is not awaited."""
-    if not task.cancelled():
-        task.exception()
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Retrieve an exception, so that asyncio does not log "never retrieved" for what nothing waits for any more."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def connect(
@@ -161,6 +171,7 @@ async def connect(
         queue_type=Straight,
         logger=_wire_log,
     )
+    client.watch_end()
     entering = asyncio.create_task(client.__aenter__(), name=f"bus {client_id}: connect")
     entering.add_done_callback(_seen)
     try:
@@ -173,8 +184,11 @@ async def connect(
         raise
     # A loss in the middle of the greeting may also cancel a future of aiomqtt's own, and so the task itself.
     error = aiomqtt.MqttError(_NO_GREETING) if entering.cancelled() else entering.exception()
-    if error is None:
+    if error is None and client.open:
+        client.watch_end()  # it may have another future for that now
         return client
+    if error is None:  # aiomqtt has forgotten the loss, and would never tell of it
+        error = aiomqtt.MqttError(_HUNG_UP)
     if isinstance(error, MqttConnectError):
         if mqtt5 and getattr(error.rc, "value", error.rc) == _OLDER_VERSION:
             raise OlderBrokerError(f"broker {address}: it does not speak MQTT 5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from support.live import HANG_S
 from testbed.bus import client as client_module
 from testbed.bus.broker import broker
 from testbed.bus.client import BrokerAddress, BusError, MqttBus, Presence
-from testbed.bus.connection import Connection
+from testbed.bus.connection import Connection, connect
 
 by_broker = pytest.mark.parametrize("kind", MQTT_KINDS)
 
@@ -313,6 +314,50 @@ def test_what_a_client_sends_before_it_leaves_is_handed_on(kind: str) -> None:
             await reader.read()
             writer.close()
             await writer.wait_closed()
+
+    run(scenario())
+
+
+@asynccontextmanager
+async def greeter(stays: asyncio.Event) -> AsyncIterator[BrokerAddress]:
+    """Serve what greets its clients as a broker, and hangs up when it no longer `stays`."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1000):  # not the attempt that comes before the connection
+            writer.write(packet(0x20, b"\0\0\0"))
+            await stays.wait()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        yield BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+
+
+def test_a_server_that_greets_and_hangs_up_is_told_at_once() -> None:
+    """aiomqtt forgets a loss that comes with the greeting, and would wait for ever."""
+
+    async def scenario() -> None:
+        ends = asyncio.Event()
+        ends.set()
+        async with greeter(ends) as address:
+            assert "it closed the connection right after its greeting" in await refusal(address)
+
+    run(scenario())
+
+
+def test_a_connection_that_breaks_while_nobody_waits_for_it_is_not_logged() -> None:
+    async def scenario() -> None:
+        told: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["message"]))
+        ends = asyncio.Event()
+        async with greeter(ends) as address:
+            client = await connect(
+                address, "c", None, lambda *_message: None, session_s=0, timeout_s=HANG_S, keepalive_s=60
+            )
+            ends.set()
+            await asyncio.wait([client._disconnected])
+            del client
+            gc.collect()
+        assert told == []
 
     run(scenario())
 
