@@ -12,7 +12,7 @@ from testbed.bus.drivers import traits_of
 from testbed.bus.limits import MOST_EVENTS
 from testbed.bus.messages import NodeFacts
 from testbed.errors import UserError, nearest
-from testbed.lab.guests import check_floor, check_images, program_of
+from testbed.lab.guests import check_floor, check_images, check_memory, program_of
 from testbed.lab.node_facts import check_alike
 from testbed.lab.sharing import check_sharing
 from testbed.scenario.schema import Scenario
@@ -85,7 +85,11 @@ def check_nodes(
     """
     check_alike(facts)
     for name, fact in facts.items():
-        check_floor(jobs or kinds, name, fact.memory_mib, fact.guest_floor_mib)
+        if jobs:
+            check_floor(jobs, name, fact.memory_mib, fact.guest_floor_mib)
+        else:
+            least_frac = scenario.serve.least_mem_frac
+            check_memory("serve.least_mem_frac", least_frac, name, fact.memory_mib, fact.guest_floor_mib)
     check_images(facts)
     check_sharing(policy, facts, scenario.shares.waits)
     check_programs(kinds, scenario, {name: fact.programs for name, fact in facts.items()})

@@ -27,7 +27,11 @@ class PreparedJob:
 
 def memory_of(job: Job, node_memory_mib: int) -> int:
     """Memory of one task in MiB, rounded down, so that what fits as fractions fits in MiB."""
-    return int(job.mem_req_frac * node_memory_mib + 1e-6)
+    return _part_mib(job.mem_req_frac, node_memory_mib)
+
+
+def _part_mib(frac: float, node_memory_mib: int) -> int:
+    return int(frac * node_memory_mib + 1e-6)
 
 
 def program_of(job: Job, programs: ProgramsTable) -> str:
@@ -120,14 +124,24 @@ def check_work(job: Job, time_scale: float, cpus: float, units_per_core_s: float
 
 def check_floor(jobs: Sequence[Job], node: str, node_memory_mib: int, floor_mib: int) -> None:
     """Raise `UserError` if a task would get less memory than a guest of `node` needs."""
+    least_frac = min((job.mem_req_frac for job in jobs), default=1.0)
     for job in jobs:
-        if memory_of(job, node_memory_mib) < floor_mib:
-            enough_mib = math.ceil(floor_mib / min(other.mem_req_frac for other in jobs))
-            raise UserError(
-                f"job {job.job_id}: mem_req_frac = {job.mem_req_frac:g} of a node's {node_memory_mib} MiB is "
-                f"{memory_of(job, node_memory_mib)} MiB; a guest on {node} needs at least {floor_mib} MiB: "
-                f"expected memory_mib >= {enough_mib}"
-            )
+        check_memory(f"job {job.job_id}: mem_req_frac", job.mem_req_frac, node, node_memory_mib, floor_mib, least_frac)
+
+
+def check_memory(
+    what: str, frac: float, node: str, node_memory_mib: int, floor_mib: int, least_frac: float | None = None
+) -> None:
+    """Raise `UserError` if this part of a node's memory is less than a guest of `node` needs.
+
+    `what` names the part; `least_frac` is the least part that nodes must have room for, by default this one.
+    """
+    memory_mib = _part_mib(frac, node_memory_mib)
+    if memory_mib < floor_mib:
+        raise UserError(
+            f"{what} = {frac:g} of a node's {node_memory_mib} MiB is {memory_mib} MiB; a guest on {node} needs at "
+            f"least {floor_mib} MiB: expected memory_mib >= {math.ceil(floor_mib / (least_frac or frac))}"
+        )
 
 
 def check_images(nodes: Mapping[str, NodeFacts]) -> None:

@@ -20,12 +20,15 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import NodeFacts, NodeStatus, encode
 from testbed.bus.protocol import Presence
 from testbed.bus.requests import Requester
+from testbed.control.admission import check_nodes
+from testbed.control.dedicated import served_representatives
 from testbed.errors import RunError, UserError
 from testbed.lab.core_speed import core_rate
 from testbed.lab.fleet import Fleet, rule_of
 from testbed.lab.node_facts import check_alike, check_facts, check_fetch
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import DeadlinesTable, NodeTable
+from testbed.scheduling.policies.catalogue import parse
 
 FACTS = NodeFacts(
     cpus=1.0, memory_mib=1024, machine_cores=2, machine_memory_mib=24_105, cpu_model="any", kernel="6",
@@ -217,3 +220,16 @@ def test_a_node_that_changes_its_size_is_taken_for_gone_until_it_is_right_again(
             assert "cpus = 1e+308" in seen[0][1]
 
     in_virtual_time(main())
+
+
+def test_memory_too_small_for_a_guest_is_told_with_its_cause() -> None:
+    """A served lab has no jobs yet: the key of its scenario is at fault."""
+    policy = parse("XGE", 600.0)
+    served = scenario(serve={"least_mem_frac": 0.05})
+    stand_in = list(served_representatives(served.serve, 2).values())
+    with pytest.raises(UserError, match=r"^serve\.least_mem_frac = 0\.05 of a node's 1024 MiB is 51 MiB; a guest on a "
+                       r"needs at least 64 MiB: expected memory_mib >= 1280$"):  # fmt: skip
+        check_nodes({"a": FACTS}, [], stand_in, policy, served)
+    small = [replace(job, mem_req_frac=0.05) for job in five_jobs()[:1]]
+    with pytest.raises(UserError, match=r"^job \d: mem_req_frac = 0\.05 of a node's 1024 MiB is 51 MiB; a guest on a "):
+        check_nodes({"a": FACTS}, small, small, policy, scenario())
