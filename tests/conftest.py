@@ -25,6 +25,14 @@ settings.register_profile(
 )
 settings.load_profile("deterministic")
 
+# Of files that are run side by side, those that take longest come first: else one of them is alone at the end.
+_LONGEST = (
+    "control/test_resume_live.py", "agent/test_killed_agent.py", "control/test_replicas_live.py",
+    "control/test_orders_live.py", "agent/test_libvirt_killed_agents.py", "control/test_xge_live.py",
+    "install/test_wheel.py", "agent/test_supersteps.py", "secure/test_two_hosts.py", "lab/test_takeover.py",
+    "calibration/test_experiments_rates_live.py",
+)  # fmt: skip
+
 # what agents that tests kill leave is no business of this user's `testbed cleanup`
 _claims = tempfile.TemporaryDirectory(prefix="dfrs-claims-")
 os.environ["DFRS_CLAIMS_DIR"] = _claims.name
@@ -37,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # -m selects by the marker that is added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    place = {Path(__file__).parent / name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
     for item in items:
         if "accuracy" in getattr(item, "fixturenames", ()):
             item.add_marker("accuracy")
