@@ -21,6 +21,7 @@ from testbed.scheduling.simulation.overheads import OverheadTable
 from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import MIGRATION, Moves, Recording, SimulatedRun
 from testbed.scheduling.simulation.soundness import MEANING
+from testbed.scheduling.simulation.speeds import NodeSpeeds, Paced
 from testbed.scheduling.simulation.views import Views
 from testbed.scheduling.simulation.world import (
     ACTIVE,
@@ -56,10 +57,12 @@ def run_loop(
     record: bool = False,
     views: bool = False,
     sharing: SharingModel = PLAIN,
+    speeds: NodeSpeeds | None = None,
 ) -> SimulatedRun:
     """Run `jobs`, in order of submission, under `policy`; with `views` it decides on views even if it has kernels.
 
-    `sharing` is what policies need to know under whose yields tasks divide what their job gets.
+    `sharing` is what policies need to know under whose yields tasks divide what their job gets. `speeds` are those of
+    the nodes over time, if they change; any policy decides on views then.
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision or an
     end is not sound.
     """
@@ -68,11 +71,11 @@ def run_loop(
     run: Callable[..., int]
     plain: Callable[..., int] | None = None
     rules: object = ()
-    if has_kernels(policy) and not views:
+    if has_kernels(policy) and not views and speeds is None:
         plain, rules = event_loop(policy.kernels), first_argument(policy, columns_of(jobs, world, policy))
         run = compiling.begin(plain)
     else:
-        run = _viewed(policy, jobs, (table, cluster, world), overheads, sharing)
+        run = _viewed(policy, jobs, (table, cluster, world), overheads, sharing, speeds)
     period_s = float(policy.period_s or 0.0)
     status = PAUSED
     progress, decisions = _progress(cluster, world), 0
@@ -127,9 +130,11 @@ def columns_of(jobs: Sequence[Job], world: World, policy: Policy) -> JobColumns:
 
 def _viewed(
     policy: Policy, jobs: Sequence[Job], arrays: tuple[Jobs, Cluster, World], overheads: OverheadTable,
-    sharing: SharingModel,
+    sharing: SharingModel, speeds: NodeSpeeds | None,
 ) -> Callable[..., int]:  # fmt: skip
     """Return the loop with a policy that decides on views."""
+    if speeds is not None:
+        return Paced(policy, jobs, *arrays, speeds).loop()
     if isinstance(policy, DividingPolicy):
         return Dividing(policy, jobs, *arrays, sharing).loop(overheads)
     return Views(policy, jobs, *arrays).loop()

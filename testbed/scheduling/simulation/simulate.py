@@ -11,6 +11,7 @@ from testbed.scheduling.compiler import can_compile, is_cached
 from testbed.scheduling.policies.backfill import is_queue
 from testbed.scheduling.policies.kernel_policy import has_kernels
 from testbed.scheduling.policies.view import Policy, SharingPolicy, can_ever_run
+from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.simulation.batch import run_to_end, simulate_batch
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.engine import event_loop
@@ -19,6 +20,7 @@ from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, DEFA
 from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import SimulatedRun
 from testbed.scheduling.simulation.sharing import simulate_sharing
+from testbed.scheduling.simulation.speeds import NodeSpeeds
 from testbed.scheduling.workload.jobs import Job
 
 
@@ -51,6 +53,7 @@ def simulate(
     compiling: Compiling = AT_ONCE,
     record: bool = False,
     sharing: SharingModel | None = None,
+    speeds: NodeSpeeds | None = None,
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes of `node_memory_gb` (1e9 bytes) under `policy`.
 
@@ -58,7 +61,7 @@ def simulate(
     and every end; `record` keeps what every decision gave to each job. Policies with kernels run compiled where numba
     is installed and as `compiling` says, at the same bits as without it. `sharing` is what policies need to know of
     programs that let jobs compete by shares, or tasks divide what their job gets; under the former overheads do not
-    count yet.
+    count yet. `speeds` are those of the nodes over time, if they change, for policies that `can_pace`.
     Raises UserError when there are no jobs or nodes, jobs are not sorted, or one can never run; RunError when jobs
     wait for ever or a check fails.
     """
@@ -76,14 +79,30 @@ def simulate(
                 f"{job.cpu_need_frac:g}"
             )
     _check_periods(jobs, policy.period_s)
+    _check_speeds(speeds, nodes, policy)
     table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)
     if isinstance(policy, SharingPolicy):
         return simulate_sharing(jobs, nodes, policy, sharing or PLAIN, record=record)
-    if is_queue(policy):
+    if is_queue(policy) and speeds is None:
         return simulate_batch(jobs, nodes, policy, compiling, overheads=table, record=record)
     return run_loop(
-        jobs, nodes, policy, table, debug=debug, compiling=compiling, record=record, sharing=sharing or PLAIN
-    )
+        jobs, nodes, policy, table, debug=debug, compiling=compiling, record=record, sharing=sharing or PLAIN,
+        speeds=speeds,
+    )  # fmt: skip
+
+
+def can_pace(policy: Policy) -> bool:
+    """Whether there is a model of nodes whose speed changes under this policy: none for shares that move."""
+    return not isinstance(policy, SharingPolicy | DividingPolicy)
+
+
+def _check_speeds(speeds: NodeSpeeds | None, nodes: int, policy: Policy) -> None:
+    if speeds is None:
+        return
+    if speeds.nodes != nodes:
+        raise UserError(f"speeds of {speeds.nodes} nodes: expected those of {nodes}")
+    if not can_pace(policy):
+        raise UserError(f"policy {policy.name}: nodes whose speed changes: expected a policy without shares that move")
 
 
 def check_trace(jobs: Sequence[Job], nodes: int) -> None:
