@@ -23,10 +23,11 @@ def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> i
     totals = [0] * task.workers
     last = task.iterations - 1
     # all iterations but the last have as many units
-    counts = [(times, part_of(task.units_after(1), divisor)) for divisor, times in parts_of(
-        task.imbalance, task.rank, task.ranks, last
-    )]  # fmt: skip
-    for times, units in (*counts, (1, task.share(last))):
+    counts = [
+        (times, part_of(part_of(task.units_after(1), divisor), task.counted_part))
+        for divisor, times in parts_of(task.imbalance, task.rank, task.ranks, last)
+    ]
+    for times, units in (*counts, (1, task.counted(last))):
         each, more = divmod(units, task.workers)
         for worker in range(task.workers):
             totals[worker] += times * (each + (worker < more))

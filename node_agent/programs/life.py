@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node_agent.programs.ballast import Ballast, ballast_mib, resident_mib
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.control import Control, SaveOrder
+from node_agent.programs.cpu_time import CpuTimeFiller
 from node_agent.programs.image import ImageError, ImageReader, write_image
 from node_agent.programs.naps import LONGEST_S
 from node_agent.programs.pace import Pace
@@ -49,6 +51,7 @@ class Life:
             self._fabric = Fabric(task)
             self._exchange = Exchange(task, self._fabric, self._while_waiting)
         self._work = program.work(task)
+        self._filler = CpuTimeFiller(program.work(task), task.cpu_ns_per_unit) if task.cpu_ns_per_unit else None
         self._iteration = 0
         self._pace = Pace()
         self._waits = Waits()
@@ -85,7 +88,7 @@ class Life:
 
     def _iterate(self) -> None:
         begin_ns = time.monotonic_ns()
-        self._work.run(self._task.share(self._iteration))
+        self._compute()
         computed_ns = time.monotonic_ns()
         self._control.at = self._iteration + 1  # from here on it needs only what the others owe it
         if self._exchange is not None:
@@ -99,6 +102,13 @@ class Life:
             self._control.say(
                 "progress", units=units, mono_ns=now_ns, **self._pace.tell(self._iteration), **self._waits.tell()
             )
+
+    def _compute(self) -> None:
+        task, iteration = self._task, self._iteration
+        if self._filler is None:
+            self._work.run(task.share(iteration))
+        else:
+            self._filler.run(task.share(iteration), partial(self._work.run, task.counted(iteration)))
 
     def _while_waiting(self) -> float:
         control = self._control
@@ -162,7 +172,7 @@ class Life:
         """Take everything from an image, verified; raises `ImageError` or `TaskError`."""
         reader = ImageReader(image)
         header = reader.header
-        written = {"touched_frac": 1.0, **header["task"]}  # images of earlier versions do not say it
+        written = {"touched_frac": 1.0, "cpu_ns_per_unit": 0.0, **header["task"]}  # earlier versions do not say these
         for name, value in asdict(self._task).items():
             if written.get(name) != value:
                 raise TaskError(f"image {image}: {name} = {written.get(name)!r}: expected {value!r}")

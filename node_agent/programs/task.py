@@ -17,6 +17,9 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 
 
+COUNTED_PART = 4  # of work that is CPU time: a core four times as slow as the measured one does as much
+
+
 class TaskError(TestbedError):
     """A task that this program cannot carry out."""
 
@@ -46,6 +49,7 @@ class Task:
     imbalance: str
     message_bytes: int
     touched_frac: float = 1.0
+    cpu_ns_per_unit: float = 0.0
 
     @property
     def iterations(self) -> int:
@@ -63,6 +67,15 @@ class Task:
         moves = 0 if every is None else iteration // every
         return part_of(units, part(self.imbalance, self.rank, self.ranks, moves))
 
+    def counted(self, iteration: int) -> int:
+        """Units of an iteration that the checksum counts: all of them, or those that any core does in the CPU time."""
+        return part_of(self.share(iteration), self.counted_part)
+
+    @property
+    def counted_part(self) -> int:
+        """Which part of the units the checksum counts, as a divisor."""
+        return COUNTED_PART if self.cpu_ns_per_unit else 1
+
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Task:
         """Read a specification; raises `TaskError` that names the field, its value and what would be right."""
@@ -70,6 +83,7 @@ class Task:
         flat = {**spec, **program} if isinstance(program, dict) else spec
         values = {field.name: flat.get(field.name) for field in fields(cls)}
         values["touched_frac"] = flat.get("touched_frac", 1.0)  # agents of earlier versions do not say it
+        values["cpu_ns_per_unit"] = flat.get("cpu_ns_per_unit", 0.0)  # nor this
         for field in fields(cls):
             found, (kind, wanted) = values[field.name], _KINDS[str(field.type)]
             if not isinstance(found, kind) or (isinstance(found, int | float) and found < 0):

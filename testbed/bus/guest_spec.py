@@ -23,7 +23,8 @@ class ProgramSpec(Value, frozen=True):
     `work_units` is the job's demand per task; `units_per_iteration` of them are done between two messages (patterns) or
     two polls of the control channel (eatcpu). `workers` is the number of threads that compute in parallel.
     `touched_frac` is the part of the guest's ballast that is written, from its beginning on; the rest is reserved and
-    never touched.
+    never touched. With `cpu_ns_per_unit` a unit is so many nanoseconds of the program's CPU time, whatever is done in
+    them; with 0 it is a piece of work, however long that takes.
     """
 
     name: ProgramName
@@ -37,6 +38,7 @@ class ProgramSpec(Value, frozen=True):
     imbalance: Imbalance = "uniform"
     message_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 4096
     touched_frac: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    cpu_ns_per_unit: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
 
 class GuestSpec(Value, frozen=True):

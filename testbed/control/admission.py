@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from testbed.bus.drivers import traits_of
+from testbed.bus.drivers import traits_in, traits_of
 from testbed.bus.limits import MOST_EVENTS
 from testbed.bus.messages import NodeFacts
 from testbed.errors import UserError, nearest
@@ -91,8 +91,21 @@ def check_nodes(
             least_frac = scenario.serve.least_mem_frac
             check_memory("serve.least_mem_frac", least_frac, name, fact.memory_mib, fact.guest_floor_mib)
     check_images(facts)
+    check_clock(facts, scenario)
     check_sharing(policy, facts, scenario.shares.waits)
     check_programs(kinds, scenario, {name: fact.programs for name, fact in facts.items()})
+
+
+def check_clock(facts: Mapping[str, NodeFacts], scenario: Scenario) -> None:
+    """Raise `UserError` for work that is CPU time on a node whose programs cannot read it."""
+    if scenario.programs.work != "cpu-time":
+        return
+    for name, fact in facts.items():
+        if traits_in(fact).hypervisor:
+            raise UserError(
+                "programs.work = 'cpu-time': programs in the virtual machines of node "
+                f"{name} do not know their CPU time by its accounting: expected 'units'"
+            )
 
 
 def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[str, Sequence[str]]) -> None:

@@ -100,6 +100,7 @@ async def measure(lab: Lab, jobs: Mapping[Shape, Job]) -> dict[Shape, float]:
             facts.memory_mib,
             lambda _job: lab.core_units_per_s,
             lab.addresses,
+            core_units_per_s=lab.core_units_per_s,
         )
         try:
             async with lab.job_of(prepared.specs) as alone:

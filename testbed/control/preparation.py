@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from statistics import median
 
 from testbed.bus.messages import NodeFacts
 from testbed.control.dedicated import Shape, measure, representatives
@@ -74,7 +75,7 @@ class Preparation:
         fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
         rates = await measure(lab, kinds)
         told = [speed for speed in speeds if speed > 0.0]
-        probed_units_per_s = sum(told) / len(told) if told else None
+        probed_units_per_s = median(told) if told else None  # a probe that was interrupted is too slow
         by_job: Mapping[int, float] = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
         if self._serving is not None:
             by_job = self._serving.by_job
@@ -103,6 +104,11 @@ class Preparation:
     ) -> list[PreparedJob]:
         return prepare_jobs(
             jobs, self._scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
-            addresses, shared=isinstance(self._policy, SharingPolicy),
+            addresses, core_units_per_s=self._core_units_per_s(), shared=isinstance(self._policy, SharingPolicy),
             waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
         )  # fmt: skip
+
+    def _core_units_per_s(self) -> float:
+        """Return the speed of a core that work as CPU time is counted by: measured, or that of the scenario."""
+        given = self._scenario.programs.units_per_core_s
+        return given if self.measured is None else self.measured.core or given or 1.0

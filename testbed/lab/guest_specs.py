@@ -33,6 +33,7 @@ def program_spec(
     imbalance: str = "uniform",
     message_bytes: int = 4096,
     touched_frac: float = 1.0,
+    cpu_ns_per_unit: float = 0.0,
 ) -> ProgramSpec:
     """Return a program whose work takes `work_s` seconds of `cpu_cores` cores, in iterations of about `iteration_s`.
 
@@ -52,4 +53,5 @@ def program_spec(
         imbalance=imbalance,
         message_bytes=message_bytes,
         touched_frac=touched_frac,
+        cpu_ns_per_unit=cpu_ns_per_unit,
     )

@@ -46,6 +46,7 @@ def _program(
     run_wall_s: float,
     cores: float,
     units_per_core_s: float,
+    core_units_per_s: float,
     seed: int,
 ) -> ProgramSpec:
     parallel = job.tasks > 1
@@ -63,6 +64,7 @@ def _program(
         topology=programs.topologies[job.job_id % len(programs.topologies)],
         imbalance=programs.imbalance,
         message_bytes=programs.message_bytes,
+        cpu_ns_per_unit=1e9 / core_units_per_s if programs.work == "cpu-time" else 0.0,
     )
 
 
@@ -75,6 +77,7 @@ def prepare_jobs(
     units_per_core_s: Callable[[Job], float],
     addresses: Iterator[str],
     *,
+    core_units_per_s: float,
     shared: bool = False,
     waits: bool = False,
 ) -> list[PreparedJob]:
@@ -82,8 +85,8 @@ def prepare_jobs(
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
     a node's `cpus` cores to itself, at `units_per_core_s(job)` work units per second of a core. Each guest takes the
-    next of `addresses`. Guests that are `shared` compete for all of a node, each with its CPU need as its share.
-    With `waits` nodes note which tasks wait for which.
+    next of `addresses`. Work as CPU time is that of a core with `core_units_per_s`. Guests that are `shared` compete
+    for all of a node, each with its CPU need as its share. With `waits` nodes note which tasks wait for which.
     """
     result = []
     for job in jobs:
@@ -98,7 +101,7 @@ def prepare_jobs(
                 task=task,
                 program=_program(
                     job, task, scenario.programs, job.run_time_s / scenario.time_scale, cores, rate,
-                    scenario.seed,
+                    core_units_per_s, scenario.seed,
                 ),
                 cpu_cores=cpus if shared else cores,
                 share_cores=cores if shared else None,

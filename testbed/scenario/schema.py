@@ -143,6 +143,9 @@ class ProgramsTable(_Table):
     core is taken to be, so that jobs get the same work in every run; without it that is measured before each run.
     `imbalance` is `uniform`, `1/i` (the i-th task of a parallel job has a part 1/i of the work of the first), or
     `drift:N`: then these parts move on to the next task after every N iterations.
+    `work` is what a job has to do: `units` of work, or as much `cpu-time`, by the kernel's accounting, as these units
+    take on a core of the measured speed. Then jobs do not take longer where cores become slower. Programs in virtual
+    machines do not know that time.
     `check_results_s` are the seconds that the controller spends at the end on comparing results of a random sample of
     jobs with the expected results of their work (`testbed.control.result_checks`).
     """
@@ -164,6 +167,7 @@ class ProgramsTable(_Table):
         Annotated[float, Field(ge=LEAST_UNITS_PER_CORE_S, le=MOST_UNITS_PER_CORE_S, allow_inf_nan=False)] | None
     ) = None
     calibration_s: Annotated[float, Field(ge=0.5, le=60)] = 2.5
+    work: Literal["units", "cpu-time"] = "units"
     check_results_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
 
 
