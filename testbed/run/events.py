@@ -64,7 +64,12 @@ class Calibration(Entry, frozen=True, kw_only=True, tag="calibration"):
 
     core_units_per_s: Annotated[float | None, about("work of one core in a second, by its own measurement", "units/s")]
     probed_units_per_s: Annotated[
-        float | None, about("the same by the agents' telemetry meanwhile; null if no agent reported it", "units/s")
+        float | None,
+        about(
+            "the same by the agents' probes meanwhile, their median (of earlier versions the mean); null if no agent "
+            "reported it",
+            "units/s",
+        ),
     ]
     units_per_core_s: Annotated[
         dict[str, float], about("work of one task in a second on one core, by shape of the job", "units/s")

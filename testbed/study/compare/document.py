@@ -46,6 +46,8 @@ def _group(group: Group) -> dict[str, Any]:
         "segment": group.segment,
         "policy": group.policy,
         "runs": [pair.run.facts.name for pair in group.pairs],
+        "work": "cpu-time" if group.of_cpu_time else "units",
+        "corrected_for_core_speed": [pair.run.facts.name for pair in group.pairs if pair.speeds is not None],
         "verdict": group.verdict,
         "noise": None
         if noise is None
@@ -75,6 +77,8 @@ def _judged(judged: Judged) -> dict[str, Any]:
     return {
         "verdict": judged.verdict,
         "errors_frac": list(judged.errors),
+        "raw_errors_frac": list(judged.raw_errors),
+        "raw_mean_error_frac": judged.raw_mean,
         "mean_error_frac": judged.mean,
         "mean_interval": list(judged.interval),
         "band": None

@@ -35,6 +35,12 @@ class LiveRun:
         return None if value is None else float(value)
 
 
+def work_is_cpu_time(run: RunFacts) -> bool:
+    """Whether the jobs of a run had CPU time to use, so that the speed of cores does not matter."""
+    programs = (run.manifest.get("scenario") or {}).get("programs") or {}
+    return bool(programs.get("work") == "cpu-time")
+
+
 def read_live(path: Path) -> LiveRun:
     """Read a run directory, complete or not; raise `UserError` for a folder that is none, or a broken one."""
     if not path.is_dir():

@@ -41,10 +41,10 @@ class Sampling(NamedTuple):
 def sampling(run: LiveRun, nodes: pl.DataFrame) -> Sampling:
     """Return how whole the samples are that lie in the replay."""
     missing, gaps, every_s, restarts = [], [], [_EVERY_S], 0
-    begin_s, end_s = _replay_s(run)
+    begin_s, end_s = replay_s(run)
     for name in run.facts.node_names:
-        own = _of(run, nodes, name)
-        times = _seconds(own)
+        own = of_node(run, nodes, name)
+        times = seconds(own)
         restarts += int((np.diff(own["agent_cpu_s"].to_numpy()) < -1e-9).sum())
         if not times.size:
             return Sampling(None, None, _EVERY_S, restarts)
@@ -90,7 +90,7 @@ def _foreign_shares(
 ) -> tuple[Floats, Floats] | None:
     """Return the share of others in each interval between samples of one node of a machine, and its length."""
     watched = _within(run, nodes.filter(pl.col("node").cast(pl.String) == names[0]))
-    times = _seconds(watched)
+    times = seconds(watched)
     facts = run.facts.manifest["nodes"][names[0]]
     cores = facts.get("machine_cores")
     if times.size < 3 or not cores or "dom0" in facts.get("capabilities", ()):  # dom0 measures its own time only
@@ -118,18 +118,19 @@ def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
     ratios = [
         float(str(mean)) / before
         for name in run.facts.node_names
-        if (mean := _of(run, nodes, name)["core_units_per_s"].mean()) is not None
+        if (mean := of_node(run, nodes, name)["core_units_per_s"].mean()) is not None
     ]
     return max(ratios, key=lambda ratio: abs(ratio - 1.0), default=None)
 
 
-def _of(run: LiveRun, nodes: pl.DataFrame, name: str) -> pl.DataFrame:
+def of_node(run: LiveRun, nodes: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return the points of a node that lie in the replay."""
     return _within(run, nodes.filter(pl.col("node").cast(pl.String) == name))
 
 
 def _grown(frame: pl.DataFrame, column: str, times_s: Floats) -> Floats:
     """Return at `times_s` how much a counter has grown; where it falls it began again from 0."""
-    values, at_s = frame[column].to_numpy(), _seconds(frame)
+    values, at_s = frame[column].to_numpy(), seconds(frame)
     if not values.size:
         return np.zeros(times_s.size)
     steps = [float(values[0]) if column == "cpu_s" else 0.0]
@@ -146,17 +147,18 @@ def _every_s(times_s: Floats) -> float:
 
 def _within(run: LiveRun, frame: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of the replay: before it nodes are calibrated, and after it they are taken down."""
-    times = pl.Series(_seconds(frame))
-    begin_s, end_s = _replay_s(run)
+    times = pl.Series(seconds(frame))
+    begin_s, end_s = replay_s(run)
     return frame.filter((times >= begin_s) & (times <= end_s))
 
 
-def _replay_s(run: LiveRun) -> tuple[float, float]:
+def replay_s(run: LiveRun) -> tuple[float, float]:
     """Return when the replay began and when its last job ended, as seconds of the Unix clock."""
     begin_s = (run.facts.anchor_ns or 0) / 1e9 + run.facts.replay_begin_s
     ends_s = [job.end_time_s for job in run.facts.jobs if job.end_time_s is not None]
     return begin_s, begin_s + max(ends_s, default=0.0) / run.facts.time_scale
 
 
-def _seconds(frame: pl.DataFrame) -> Floats:
+def seconds(frame: pl.DataFrame) -> Floats:
+    """Return the times of points as seconds of the Unix clock."""
     return np.asarray(frame["time"].cast(pl.Int64).to_numpy() / 1e9, dtype=np.float64)

@@ -9,6 +9,7 @@ from dataclasses import astuple, replace
 from testbed.study.compare.accounting import PARTS
 from testbed.study.compare.figures import bands, dumbbells, scatter, sources
 from testbed.study.compare.sentences import (
+    core_speed,
     decisions,
     judgement,
     largest_source,
@@ -86,13 +87,14 @@ def _health_section(found: Study) -> Section:
 
 def _group_sections(group: Group, number: int, *, alone: bool) -> list[Section]:
     """Return the sections of a group: errors, sources, decisions and the two schedules of its first run."""
-    lead = f"{sentence(repeats(group))}. " + " ".join(f"{sentence(judgement(each))}." for each in group.judged)
+    said = (repeats(group), core_speed(group), *map(judgement, group.judged))
+    lead = " ".join(f"{sentence(each)}." for each in said)
     of = "" if alone else f", {group.policy}"
     first = group.pairs[0]
     charts = figures_schedule(replace(first.run.schedule, name=first.run.facts.name), [first.simulation.schedule])
     unique: list[Chart | Absent] = [replace(chart, name=f"{chart.name}-of-{number}") for chart in charts]
-    said = [(pair.run.facts.name, decisions(pair)) for pair in group.pairs]
-    words = tuple((f"Decisions of {name}", "\n".join(lines)) for name, lines in said)
+    both = [(pair.run.facts.name, decisions(pair)) for pair in group.pairs]
+    words = tuple((f"Decisions of {name}", "\n".join(lines)) for name, lines in both)
     return [
         Section(
             f"errors-{number}", f"Errors{of}", (bands(group, number), scatter(group, number), dumbbells(group, number)),
@@ -104,7 +106,7 @@ def _group_sections(group: Group, number: int, *, alone: bool) -> list[Section]:
         ),
         Section(
             f"decisions-{number}", f"Decisions{of}", tuple(unique), details=words,
-            lead=" ".join(f"{name}: {lines[0]}; {lines[1]}." for name, lines in said),
+            lead=" ".join(f"{name}: {lines[0]}; {lines[1]}." for name, lines in both),
         ),
     ]  # fmt: skip
 

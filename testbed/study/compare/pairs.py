@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from testbed.scheduling.metrics import bounded_stretch
 from testbed.scheduling.simulation.overheads import Overheads
+from testbed.scheduling.simulation.speeds import NodeSpeeds
 from testbed.study.compare.accounting import Ended, Parts, account
 from testbed.study.compare.alignment import Alignment, align
 from testbed.study.compare.decisions import of_simulation
@@ -51,13 +52,17 @@ class JobPair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunPair:
-    """A run and its simulation; `jobs` by number. `agreement_frac` is that of the two schedules, node by node."""
+    """A run and its simulation; `jobs` by number. `agreement_frac` is that of the two schedules, node by node.
+
+    The simulation is on nodes of these `speeds`; it has constant ones without.
+    """
 
     run: LiveRun
     simulation: Simulation
     jobs: tuple[JobPair, ...]
     alignment: Alignment
     agreement_frac: float
+    speeds: NodeSpeeds | None = None
 
     def live(self, name: str) -> Floats:
         """Return a number of each job (J,) of the live run, by its name in `Side`."""
@@ -68,12 +73,13 @@ class RunPair:
         return np.array([getattr(job.simulated, name) for job in self.jobs], dtype=np.float64)
 
 
-def pair(run: LiveRun, overheads: Overheads | None) -> RunPair:
+def pair(run: LiveRun, overheads: Overheads | None, speeds: NodeSpeeds | None = None) -> RunPair:
     """Simulate the jobs of a run in which every job ended well, and set both side by side.
 
+    With `speeds` the nodes of the simulation change theirs as the run's did.
     Raises `UserError` for a run that cannot be simulated, `RunError` for a simulation that does not end.
     """
-    simulation = simulate_run(run.facts.path, overheads)
+    simulation = simulate_run(run.facts.path, overheads, speeds)
     found = simulation.run
     order = sorted(range(len(found.jobs)), key=lambda row: found.jobs[row].job_id)
     rows = [run.facts.job_by_id[found.jobs[row].job_id] for row in order]
@@ -108,6 +114,7 @@ def pair(run: LiveRun, overheads: Overheads | None) -> RunPair:
         jobs,
         align(run.decisions, decisions, simulation.schedule, until_s),
         difference(run.schedule, simulation.schedule).agreement_frac,
+        speeds,
     )
 
 

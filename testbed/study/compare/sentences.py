@@ -34,10 +34,23 @@ def repeats(group: Group) -> str:
     return f"{count} runs{caveat}"
 
 
+def core_speed(group: Group) -> str:
+    """Return a sentence on how the speed of cores was allowed for."""
+    if group.of_cpu_time:
+        return "jobs had CPU time to use: the speed of cores does not matter"
+    if not group.corrected:
+        return "simulated on nodes of constant speed: how fast cores were was not recorded, or there is no model of it"
+    count = len(group.pairs)
+    which = "all runs" if group.corrected == count else f"{group.corrected} of {count} runs"
+    return f"simulated on nodes that are as fast as the cores were: {which}"
+
+
 def judgement(judged: Judged) -> str:
     """Return a sentence on a statistic against its band and goal."""
     low, high = judged.interval
     text = f"{TITLES[judged.name]} {percent(judged.mean)} (95 % over jobs: {percent(low)} to {percent(high)}): "
+    if judged.raw_errors != judged.errors:
+        text += f"{percent(judged.raw_mean)} on nodes of constant speed; "
     if judged.band is None:
         text += "no band"
     else:

@@ -6,9 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from testbed.measure.frames import load_points
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S
 from testbed.scheduling.simulation.overheads import Overheads
+from testbed.scheduling.simulation.simulate import can_pace
 from testbed.study.compare.accounting import Parts, mean_parts
-from testbed.study.compare.live import LiveRun, segment_of
+from testbed.study.compare.core_speeds import core_speeds
+from testbed.study.compare.live import LiveRun, segment_of, work_is_cpu_time
 from testbed.study.compare.pairs import RunPair, pair, table
 from testbed.study.compare.quarantine import Health, Limits, examine
 from testbed.study.compare.statistics import (
@@ -34,15 +39,22 @@ INSIDE, OUTSIDE, NO_BAND = "inside", "outside", "no band"
 class Judged:
     """One statistic of a group: the simulation's error of each run and in the mean, against band and goal.
 
-    `interval` is that of the mean when jobs are resampled.
+    `interval` is that of the mean when jobs are resampled. `raw_errors` are those of simulations on nodes of constant
+    speed, where the others follow the speed of the cores.
     """
 
     name: str
     errors: tuple[float, ...]
+    raw_errors: tuple[float, ...]
     mean: float
     interval: Interval
     band: Band | None
     goal: float
+
+    @property
+    def raw_mean(self) -> float:
+        """Mean error of simulations on nodes of constant speed."""
+        return sum(self.raw_errors) / len(self.raw_errors)
 
     @property
     def verdict(self) -> str:
@@ -59,11 +71,12 @@ class Judged:
 
 @dataclass(frozen=True)
 class Group:
-    """Repeats: undisturbed runs of one segment under one policy."""
+    """Repeats: undisturbed runs of one segment under one policy; `raw` are the pairs on nodes of constant speed."""
 
     segment: str
     policy: str
     pairs: tuple[RunPair, ...]
+    raw: tuple[RunPair, ...]
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
@@ -72,10 +85,25 @@ class Group:
         for name, goal in GOALS.items():
             live, twins = (table(self.pairs, world, COLUMNS[name]) for world in ("live", "simulated"))
             errors = STATISTICS[name](twins, live)
+            raw_errors = STATISTICS[name](table(self.raw, "simulated", COLUMNS[name]), live)
             interval = mean_interval(name, twins, live)
             band = noise_band(name, live)
-            found.append(Judged(name, tuple(errors.tolist()), float(errors.mean()), interval, band, goal))
+            found.append(
+                Judged(
+                    name, tuple(errors.tolist()), tuple(raw_errors.tolist()), float(errors.mean()), interval, band, goal
+                )
+            )  # fmt: skip
         return tuple(found)
+
+    @property
+    def corrected(self) -> int:
+        """Number of runs whose simulation follows the speed of their cores."""
+        return sum(each.speeds is not None for each in self.pairs)
+
+    @property
+    def of_cpu_time(self) -> bool:
+        """Whether jobs had CPU time to use; repeats are alike in that."""
+        return work_is_cpu_time(self.pairs[0].run.facts)
 
     @cached_property
     def spread(self) -> Spread | None:
@@ -154,11 +182,28 @@ def study(
     for run in kept:
         together.setdefault((segment_of(run.facts), run.facts.policy, run.period_s), []).append(run)
     groups = tuple(
-        Group(key[0], _label(key, together), tuple(pair(run, overheads) for run in members))
-        for key, members in together.items()
+        Group(key[0], _label(key, together), *_paired(members, overheads)) for key, members in together.items()
     )
     name = "the mean penalty that each run measured itself" if overheads is None else overheads.name
     return Study(name, groups, health, tuple(once), tuple(left_out), tuple(again), _orders(groups))
+
+
+def _paired(
+    runs: Sequence[LiveRun], overheads: Overheads | None
+) -> tuple[tuple[RunPair, ...], tuple[RunPair, ...]]:  # fmt: skip
+    """Return the runs beside simulations on nodes of their speeds, where these are known, and of constant ones."""
+    raw = tuple(pair(run, overheads) for run in runs)
+    return tuple(_followed(each, overheads) for each in raw), raw
+
+
+def _followed(raw: RunPair, overheads: Overheads | None) -> RunPair:
+    run = raw.run
+    if work_is_cpu_time(run.facts):
+        return raw
+    if not can_pace(parse(run.facts.policy, run.period_s or DEFAULT_PERIOD_S)):
+        return raw
+    speeds = core_speeds(run, load_points(run.facts.path, ("node",))["node"])
+    return raw if speeds is None else pair(run, overheads, speeds)
 
 
 def _label(key: _Key, known: Iterable[_Key]) -> str:

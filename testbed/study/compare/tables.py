@@ -12,7 +12,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from testbed.study.compare.accounting import PARTS, Parts, mean_absolute
-from testbed.study.compare.sentences import decisions, judgement, largest_source, order_words, percent, repeats, verdict
+from testbed.study.compare.sentences import (
+    core_speed,
+    decisions,
+    judgement,
+    largest_source,
+    order_words,
+    percent,
+    repeats,
+    verdict,
+)
 from testbed.study.compare.study import INSIDE, NO_BAND, Group, Study
 
 _STYLES = {INSIDE: "bold green", NO_BAND: "bold yellow"}
@@ -47,6 +56,7 @@ def _print_group(group: Group, console: Console, most_jobs: int) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     say(f"\n{group.policy}  (segment {group.segment})", style="bold")
     say(repeats(group))
+    say(core_speed(group))
     if (noise := group.spread) is not None:
         low, high = noise.interval
         say(

@@ -18,7 +18,8 @@ from testbed.scheduling.simulation.compiling import NEVER, Compiling, When
 from testbed.scheduling.simulation.overheads import Overheads, constant
 from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import Placement, SimulatedRun
-from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.simulation.simulate import can_pace, simulate
+from testbed.scheduling.simulation.speeds import NodeSpeeds
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
 from testbed.study.report.run.share_moves import simulated_moves
@@ -64,16 +65,19 @@ def simulate_schedule(
     name: str = "",
     sharing: SharingModel | None = None,
     node_cores: float = 1.0,
+    speeds: NodeSpeeds | None = None,
 ) -> Simulation:
     """Simulate `jobs`, in order of submission, and keep which job was where; the results are those of `simulate`.
 
-    `name` is that of the schedule, by default the overheads'. `sharing` is as for `simulate`, and so is what is raised.
+    `name` is that of the schedule, by default the overheads'. `sharing` and `speeds` are as for `simulate`, and so is
+    what is raised.
     Shares that move are in cores of nodes with `node_cores` each.
     """
     nodes = len(node_names)
     compiling = NEVER if len(jobs) <= _MANY_JOBS else Compiling(When.IF_SOONER)
     run = simulate(
-        jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True, sharing=sharing
+        jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True,
+        sharing=sharing, speeds=speeds,
     )  # fmt: skip
     spans = _Spans(jobs, time_scale)
     decisions: list[SimulatedDecision] = []
@@ -157,8 +161,10 @@ class _Spans:
         return self._spans
 
 
-def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
+def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpeeds | None = None) -> Simulation:
     """Simulate the jobs of a run directory on as many nodes under its policy.
+
+    `speeds` are those of the nodes, if they changed; they count under policies that `can_pace`.
 
     `overheads` default to the mean penalty that the run measured, in trace seconds, for every resume and migration;
     to none if it measured none. Those of a file are wall seconds of the lab, and taken times the run's time scale;
@@ -198,6 +204,7 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
     return simulate_schedule(
         jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name,
         sharing=_sharing(manifest["scenario"], time_scale), node_cores=node_cores,
+        speeds=speeds if can_pace(policy) else None,
     )  # fmt: skip
 
 
