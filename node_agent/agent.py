@@ -26,6 +26,7 @@ from node_agent.drivers.protocol import (
     DriverFacts,
     MigrationReport,
     SaveReport,
+    Served,
 )
 from node_agent.facts import node_facts
 from node_agent.fencing import Fencing
@@ -291,7 +292,8 @@ class Agent:
         loop = asyncio.get_running_loop()
         speed = None if self._simulated else SpeedProbe()
         names = self._config.node, self._boot, self._fencing.clock
-        sampler = NodeSampler(*names, loop.time, speed, self._room.free_mib)
+        daemons = self._driver.daemons() if isinstance(self._driver, Served) else ()
+        sampler = NodeSampler(*names, loop.time, speed, self._room.free_mib, daemons)
         next_s = loop.time()
         while True:
             next_s = max(next_s + self._config.telemetry_s, loop.time())

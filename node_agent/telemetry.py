@@ -53,12 +53,12 @@ class NodeSampler:
 
     `clock_s` is the monotonic clock of the event loop, which is the node's clock, or the virtual one of a dry run;
     `clock` identifies it. `speed` probes the cores; without it their speed is not reported. `image_free_mib` returns
-    the room for images.
+    the room for images. `daemons` are the processes that serve the node's guests.
     """
 
     def __init__(
         self, node: str, boot: str, clock: str, clock_s: Callable[[], float], speed: SpeedProbe | None = None,
-        image_free_mib: Callable[[], int | None] = lambda: None,
+        image_free_mib: Callable[[], int | None] = lambda: None, daemons: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self._node = node
         self._boot = boot
@@ -66,6 +66,7 @@ class NodeSampler:
         self._clock_s = clock_s
         self._speed = speed
         self._image_free_mib = image_free_mib
+        self._daemons = [process for pid in daemons if (process := _process(pid)) is not None]
         self._self = psutil.Process()
         psutil.cpu_percent(interval=None)
 
@@ -96,4 +97,21 @@ class NodeSampler:
             refused=refused,
             image_free_mib=self._image_free_mib(),
             exchange=exchange,
+            daemons_cpu_s=sum(map(_cpu_s, self._daemons)),
         )
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Return the CPU time of a process; 0 for one that has ended, whose time counts no more."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)

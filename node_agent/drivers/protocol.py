@@ -319,6 +319,14 @@ class Natives(Protocol):
 
 
 @runtime_checkable
+class Served(Protocol):
+    """Daemons serve the guests of the node, whose CPU time is the lab's own."""
+
+    def daemons(self) -> Sequence[int]:
+        """Return their process ids, once the driver is open."""
+
+
+@runtime_checkable
 class Shares(Protocol):
     """Guests can compete by shares of the node (`GuestSpec.share_cores`): capability `shares`.
 

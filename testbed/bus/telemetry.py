@@ -100,7 +100,8 @@ class Telemetry(Record, frozen=True):
     not measured. `image_free_mib` is the room for images where the node keeps them, or the rest of its budget if that
     is less; saves in progress count once they are complete. None if nothing limits it, or if the agent does not report
     it. `clock` identifies that monotonic clock, as in `NodeStatus`. `exchange` counts messages about shares; None if no
-    guests of this node have exchanged any.
+    guests of this node have exchanged any. `daemons_cpu_s` is the CPU time of the daemons that serve the node's guests,
+    such as its libvirtd, since they started.
     """
 
     node: str
@@ -122,6 +123,7 @@ class Telemetry(Record, frozen=True):
     image_free_mib: DiskSpace | None = None
     clock: str = ""
     exchange: ExchangeCounts | None = None
+    daemons_cpu_s: Amount = 0.0
 
     def __post_init__(self) -> None:
         """Make what a person reads printable."""

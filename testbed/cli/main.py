@@ -27,7 +27,7 @@ _COMMANDS = {
     "schema": ("testbed.cli.schema", "List every measurement, with units."),
     "replay-decisions": ("testbed.cli.replay_decisions", "Make recorded decisions again and compare them bit for bit."),
     "calibrate": ("testbed.cli.calibrate", "Measure what saving, restoring, migrating and capping really cost."),
-    "compare": ("testbed.cli.compare", "Set live runs beside their simulation, against the noise of repeats."),
+    "compare": ("testbed.cli.compare", "Set live runs beside their simulation: equal, different, or not shown."),
     "check": ("testbed.cli.check", "Check the hypervisors of a lab, and judge figures by references."),
     "lab": ("testbed.cli.lab", "Make several independent nodes on this machine."),
     "nodes": ("testbed.cli.nodes", "List the nodes of a lab."),

@@ -29,6 +29,7 @@ from testbed.control.fence_renewals import FenceRenewals
 from testbed.control.lost_run import LostRun
 from testbed.control.manifest import manifest_of, trace_job
 from testbed.control.order_socket import taking_orders
+from testbed.control.own_cpu import OwnCpu
 from testbed.control.preparation import Preparation
 from testbed.control.recorder import Recorder
 from testbed.control.recovery import Recovery
@@ -320,12 +321,7 @@ class _Session:
         fleet.on_node_change = conductor.losses.node_changed
         recorder.stage("prepare", begin_s)
         watching = asyncio.create_task(fleet.watch(), name="watch nodes")
-        beside = [watching, asyncio.create_task(self._show(conductor, fleet), name="display")]
-        names = ["watch nodes", "display"]
-        if self._book is not None:
-            renewals = FenceRenewals(self.cluster, fleet, self._book)
-            beside.append(asyncio.create_task(renewals.run(), name="renew fences"))
-            names.append("renew fences")
+        beside = [watching, *self._beside(conductor, fleet)]
         try:
             try:
                 async with (
@@ -349,9 +345,18 @@ class _Session:
             fleet.on_node_change = lambda _node, _change: None  # from here on agents end because the run stops them
             for task in beside:
                 task.cancel()
-            for name, ended in zip(names, await asyncio.gather(*beside, return_exceptions=True), strict=True):
+            for task, ended in zip(beside, await asyncio.gather(*beside, return_exceptions=True), strict=True):
                 if isinstance(ended, Exception):
-                    _log.error("%s failed", name, exc_info=ended)
+                    _log.error("%s failed", task.get_name(), exc_info=ended)
+
+    def _beside(self, conductor: Conductor, fleet: Fleet) -> list[asyncio.Task[None]]:
+        """Begin what goes on beside the replay until that ends."""
+        works = {"display": self._show(conductor, fleet)}
+        if not self.recorder.directory.is_dry:
+            works["own CPU time"] = OwnCpu(self.recorder).run()
+        if self._book is not None:
+            works["renew fences"] = FenceRenewals(self.cluster, fleet, self._book).run()
+        return [asyncio.create_task(work, name=name) for name, work in works.items()]
 
     async def _take_over(self, leased: LeasedLab, operations: Operations, conductor: Conductor) -> None:
         """Take over what a lost controller has left."""

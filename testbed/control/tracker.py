@@ -187,6 +187,7 @@ class Tracker:
                 "net_sent_mib": record.net_sent_mib,
                 "agent_cpu_s": record.agent_cpu_s,
                 "agent_rss_mib": record.agent_rss_mib,
+                **({"daemons_cpu_s": record.daemons_cpu_s} if record.daemons_cpu_s > 0 else {}),
                 **({"core_units_per_s": record.core_units_per_s} if record.core_units_per_s > 0 else {}),
                 **({"image_free_mib": record.image_free_mib} if record.image_free_mib is not None else {}),
                 **_exchanged(record.exchange),

@@ -22,6 +22,12 @@ _T_975 = (
     2.079614, 2.073873, 2.068658, 2.063899, 2.059539, 2.055529, 2.051831, 2.048407, 2.045230, 2.042272,
 )  # fmt: skip
 _Z_975 = 1.959964
+_T_95 = (
+    6.313752, 2.919986, 2.353363, 2.131847, 2.015048, 1.943180, 1.894579, 1.859548, 1.833113, 1.812461,
+    1.795885, 1.782288, 1.770933, 1.761310, 1.753050, 1.745884, 1.739607, 1.734064, 1.729133, 1.724718,
+    1.720743, 1.717144, 1.713872, 1.710882, 1.708141, 1.705618, 1.703288, 1.701131, 1.699127, 1.697261,
+)  # fmt: skip
+_Z_95 = 1.644854
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +113,19 @@ def robust_fit(x: ArrayLike, y: ArrayLike, clusters: ArrayLike) -> Fit | None:
 
 def t_quantile_975(freedom: int) -> float:
     """Return the 0.975 quantile of Student's t; beyond 30 degrees of freedom by its expansion, within 1e-4."""
+    return _t_quantile(_T_975, _Z_975, freedom)
+
+
+def t_quantile_95(freedom: int) -> float:
+    """Return the 0.95 quantile of Student's t, likewise."""
+    return _t_quantile(_T_95, _Z_95, freedom)
+
+
+def _t_quantile(table: Sequence[float], z: float, freedom: int) -> float:
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom: expected at least 1")
-    if freedom <= len(_T_975):
-        return _T_975[freedom - 1]
-    z = _Z_975
+    if freedom <= len(table):
+        return table[freedom - 1]
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 

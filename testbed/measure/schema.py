@@ -120,6 +120,13 @@ _ALL = (
             Field("agent_cpu_s", float, "s", "CPU time of the agent since it started"),
             Field("agent_rss_mib", float, "MiB", "resident memory of the agent"),
             Field(
+                "daemons_cpu_s",
+                float,
+                "s",
+                "CPU time of the daemons that serve its guests, such as libvirtd, since they started; left out where "
+                "there are none",
+            ),
+            Field(
                 "image_free_mib",
                 int,
                 "MiB",
@@ -241,6 +248,15 @@ _ALL = (
         "a command and its acknowledgement",
         ("node",),
         (Field("round_trip_s", float, "s", "from publishing the command until the agent's acknowledgement was heard"),),
+    ),
+    Measurement(
+        "controller",
+        "the controller, once a second",
+        (),
+        (
+            Field("cpu_s", float, "s", "CPU time of its process since that started"),
+            Field("broker_cpu_s", float, "s", "CPU time of the broker that it started; 0 without one"),
+        ),
     ),
     Measurement(
         "run",

@@ -30,6 +30,7 @@ from node_agent.drivers.protocol import (
 )
 from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.aftermath import is_image_of
+from node_agent.drivers.virt.daemons import daemon_pids
 from node_agent.drivers.virt.domain import Place, network_of, own_guest, tap_of
 from node_agent.drivers.virt.domain_states import list_owners, runs
 from node_agent.drivers.virt.fence_watching import FenceWatching
@@ -146,6 +147,10 @@ class LibvirtDriver(Driver):
             ("checksums", *platform, *migration, *found), {**versions, "guest-image": image.key, **image.versions},
             image.floor_mib, tuple(PROGRAMS), lacks, self._platform.boot_s,
         )  # fmt: skip
+
+    def daemons(self) -> tuple[int, ...]:
+        """See `Served.daemons`."""
+        return () if self._hypervisor is None else daemon_pids(self._hypervisor)
 
     @property
     def images(self) -> ImageKind:

@@ -13,20 +13,24 @@ from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.study.compare.live import read_live
 from testbed.study.report.terminal.console import wide_console
 
+NOT_SHOWN_CODE = 3
+
 
 def compare(
     *, runs: tuple[Path, ...], overheads_text: str | None, as_json: bool, report: Path | None, most_jobs: int,
-    keep_disturbed: bool, require_goals: bool,
+    keep_disturbed: bool, goals_text: str,
 ) -> int:  # fmt: skip
+    goals = _goals(goals_text)
     needed = ["polars", *(["jinja2", "matplotlib"] if report is not None else [])]
     if missing := [name for name in needed if find_spec(name) is None]:
         raise UserError(f"this comparison needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'")
     from testbed.study.compare.document import document  # noqa: PLC0415  # needs the extra report
-    from testbed.study.compare.study import OUTSIDE, study  # noqa: PLC0415  # needs the extra report
+    from testbed.study.compare.equivalence import DIFFERENT, EQUAL  # noqa: PLC0415  # as above
+    from testbed.study.compare.study import study  # noqa: PLC0415  # needs the extra report
     from testbed.study.compare.tables import print_study  # noqa: PLC0415  # needs the extra report
 
     overheads = None if overheads_text is None else parse_overheads(overheads_text)
-    found = study([read_live(path) for path in runs], overheads, keep_disturbed=keep_disturbed)
+    found = study([read_live(path) for path in runs], overheads, keep_disturbed=keep_disturbed, goals=goals)
     if as_json:
         click.echo(json.dumps(document(found), indent=2, allow_nan=False))
     else:
@@ -37,5 +41,17 @@ def compare(
 
         write_page(study_page(found), report)
         click.echo(f"page: {report}", err=True)
-    bad = found.verdict == OUTSIDE or not found.groups or (require_goals and not found.goals_met)
-    return 1 if bad else 0
+    if not found.groups:
+        return 1
+    return {EQUAL: 0, DIFFERENT: 1}.get(found.verdict, NOT_SHOWN_CODE)
+
+
+def _goals(text: str) -> dict[str, float]:
+    """Read `TURNAROUND,MAX_STRETCH` as shares of 1; raise `UserError` for what is none."""
+    try:
+        turnaround, max_stretch = (float(word) for word in text.split(","))
+    except ValueError:
+        turnaround = max_stretch = 0.0
+    if not (0.0 < turnaround < 1.0 and 0.0 < max_stretch < 1.0):
+        raise UserError(f"--goals {text}: expected two shares of 1, for turnarounds and max stretch, such as 0.05,0.1")
+    return {"turnaround": turnaround, "max_stretch": max_stretch}

@@ -11,14 +11,20 @@ import polars as pl
 from numpy.typing import NDArray
 
 from testbed.run.events import Calibration
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S
+from testbed.scheduling.simulation.simulate import can_pace
 from testbed.scheduling.simulation.speeds import NodeSpeeds
-from testbed.study.compare.live import LiveRun
+from testbed.study.compare.live import LiveRun, work_is_cpu_time
 from testbed.study.compare.load import of_node, replay_s, seconds
 
 Floats = NDArray[np.float64]
 
 WINDOW_S = 11.0  # of the median: some ten probes
 _LEAST_PROBES = 3
+_WITHIN_S = 2.5  # two samples further apart may belong to two lives of a guest
+_LEAST_CPU_S = 1.0  # of a guest whose speed is looked at
+SERIAL = "serial"  # begins the name of a serial job's shape
 
 
 def probed_before(run: LiveRun) -> float | None:
@@ -46,6 +52,46 @@ def core_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
             return None
         columns.append(_medians(seconds(own)[told] - begin_s, probes[told], grid_s) / before)
     return NodeSpeeds(grid_s * run.facts.time_scale, np.stack(columns, axis=1))
+
+
+def followed_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
+    """Return the speeds that a simulation of the run follows; None if it takes nodes to be of constant speed."""
+    policy = parse(run.facts.policy, run.period_s or DEFAULT_PERIOD_S)
+    if work_is_cpu_time(run.facts) or not can_pace(policy):
+        return None
+    return core_speeds(run, nodes)
+
+
+def guest_speed_gap(run: LiveRun, guests: pl.DataFrame, speeds: NodeSpeeds) -> float | None:
+    """Return how far the speed of serial jobs' guests is from that of their nodes' cores, by CPU time; None without.
+
+    The speed of a guest is its work in a second of its own CPU time, relative to the same while dedicated rates were
+    measured. `guests` are the run's `guest` points.
+    """
+    rates = next((event.units_per_core_s for event in run.journal if isinstance(event, Calibration)), {})
+    serial = [rate for shape, rate in rates.items() if shape.startswith(SERIAL)]
+    if len(set(serial)) != 1:  # of several programs or CPU needs: which one is whose is not in the journal
+        return None
+    begin_s, _end_s = replay_s(run)
+    place = {name: number for number, name in enumerate(run.facts.node_names)}
+    gaps, weights = [], []
+    own = guests.filter(pl.col("job").cast(pl.String).is_in([str(j.job_id) for j in run.facts.jobs if j.tasks == 1]))
+    for one in own.sort("time").partition_by("job", "task", "node"):
+        at_s, cpu_s, units = seconds(one), one["cpu_s"].to_numpy(), one["units_done"].to_numpy().astype(np.float64)
+        took_s, used_s, done = np.diff(at_s), np.diff(cpu_s), np.diff(units)
+        life = (took_s < _WITHIN_S) & (used_s > 0.0) & (done > 0.0)
+        life[1:] &= life[:-1].copy()  # a program that starts has used CPU time before its first work
+        life[:1] = False
+        total_s = float(used_s[life].sum())
+        if total_s < _LEAST_CPU_S:
+            continue
+        node = place[str(one["node"][0])]
+        rows = np.searchsorted(speeds.at_s, (at_s[1:][life] - begin_s) * run.facts.time_scale, side="right") - 1
+        told = speeds.relative[np.clip(rows, 0, None), node]
+        expected = float((told * used_s[life]).sum()) * serial[0]
+        gaps.append(abs(float(done[life].sum()) / expected - 1.0))
+        weights.append(total_s)
+    return float(np.average(gaps, weights=weights)) if gaps else None
 
 
 def _medians(at_s: Floats, values: Floats, grid_s: Floats) -> Floats:

@@ -17,7 +17,6 @@ def document(found: Study) -> dict[str, Any]:
     """Return all of a comparison."""
     return {
         "verdict": found.verdict,
-        "goals_met": found.goals_met,
         "overheads": found.overheads,
         "quarantine": {run.facts.name: _health(found.health[str(run.facts.path)]) for run in found.runs},
         "left_out": [run.facts.name for run in found.left_out],
@@ -32,8 +31,13 @@ def _health(health: Health) -> dict[str, Any]:
         "disturbed": bool(health.reasons),
         "findings": [
             {
-                "name": each.name, "what": each.what, "value": each.value, "limit": each.limit, "unit": each.unit,
-                "disturbed": each.disturbed, **({"not_recorded": each.why} if each.value is None else {}),
+                "name": each.name,
+                "what": each.what,
+                "value": each.value,
+                "limit": each.limit if isfinite(each.limit) else None,
+                "unit": each.unit,
+                "disturbed": each.disturbed,
+                **({"not_recorded": each.why} if each.value is None else {}),
             }
             for each in health.findings
         ],
@@ -80,12 +84,13 @@ def _judged(judged: Judged) -> dict[str, Any]:
         "raw_errors_frac": list(judged.raw_errors),
         "raw_mean_error_frac": judged.raw_mean,
         "mean_error_frac": judged.mean,
-        "mean_interval": list(judged.interval),
+        "bounds_frac": [judged.shown.low, judged.shown.high] if judged.shown.runs > 1 else None,
+        "deviation_frac": judged.shown.deviation,
+        "runs_needed": judged.shown.needed,
         "band": None
         if band is None
         else {"high_frac": band.high, "values_frac": list(band.values), "mean_interval": list(band.interval)},
         "goal_frac": judged.goal,
-        "goal_met": judged.goal_met,
     }
 
 

@@ -1,4 +1,4 @@
-"""Foreign load of machines in the run: CPU time that neither guests nor agents used, and samples that are missing."""
+"""Foreign load of machines in the run: CPU time that nothing of the lab used; and samples that are missing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from testbed.study.compare.live import LiveRun
 
 Floats = NDArray[np.float64]
 
+CONTROLLERS_MACHINE = "the controller's machine"
 _EVERY_S = 1.0  # agents sample once a second by default
 
 
@@ -56,15 +57,17 @@ def sampling(run: LiveRun, nodes: pl.DataFrame) -> Sampling:
     return Sampling(max(0.0, *missing), max(gaps), max(every_s), restarts)
 
 
-def foreign_load(run: LiveRun, nodes: pl.DataFrame, guests: pl.DataFrame) -> ForeignLoad:
+def foreign_load(run: LiveRun, nodes: pl.DataFrame, guests: pl.DataFrame, controller: pl.DataFrame) -> ForeignLoad:
     """Return the load of others during the replay, of the machine that has the most of it.
 
-    What a node says of its machine's CPU, times cores, less what guests and agents of all nodes on that machine used
-    since the sample before. The controller and the broker count as others where they are on the machine of a node.
+    What a node says of its machine's CPU, times cores, less what the lab used of it since the sample before: guests,
+    agents and daemons of all nodes on that machine, and on its own machine the controller and the broker that it
+    started.
     """
     worst = ForeignLoad("", None, None)
     for machine, names in machines(run).items():
-        shares = _foreign_shares(run, names, nodes, guests)
+        here = controller if machine == CONTROLLERS_MACHINE else controller.clear()
+        shares = _foreign_shares(run, names, nodes, guests, here)
         if shares is None:
             continue
         share, weight = shares
@@ -81,12 +84,12 @@ def machines(run: LiveRun) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, facts in run.facts.manifest.get("nodes", {}).items():
         here = name in spawned or scenario.get("box") is not None
-        found.setdefault("the controller's machine" if here else str(facts.get("address") or name), []).append(name)
+        found.setdefault(CONTROLLERS_MACHINE if here else str(facts.get("address") or name), []).append(name)
     return found
 
 
 def _foreign_shares(
-    run: LiveRun, names: Sequence[str], nodes: pl.DataFrame, guests: pl.DataFrame
+    run: LiveRun, names: Sequence[str], nodes: pl.DataFrame, guests: pl.DataFrame, controller: pl.DataFrame
 ) -> tuple[Floats, Floats] | None:
     """Return the share of others in each interval between samples of one node of a machine, and its length."""
     watched = _within(run, nodes.filter(pl.col("node").cast(pl.String) == names[0]))
@@ -99,12 +102,30 @@ def _foreign_shares(
     for name in names:
         mine = nodes.filter(pl.col("node").cast(pl.String) == name)
         own += _grown(mine, "agent_cpu_s", times)
+        if "daemons_cpu_s" in mine.columns:
+            own += _grown(mine.drop_nulls("daemons_cpu_s"), "daemons_cpu_s", times)
         for guest in guests.filter(pl.col("node").cast(pl.String) == name).partition_by("job", "task"):
             own += _grown(guest, "cpu_s", times)
+    for column in ("cpu_s", "broker_cpu_s") if controller.height else ():
+        own += _grown(controller, column, times)
     lengths = np.diff(times)
     busy = watched["cpu_frac"].to_numpy()[1:]
     share = busy - np.diff(own) / (lengths * float(cores))
     return np.clip(share, 0.0, 1.0), lengths
+
+
+def owed_frac(run: LiveRun, caps: pl.DataFrame) -> float | None:
+    """Return which part of the CPU time under their caps serial jobs did not get; None without a window of one.
+
+    Serial jobs use all that they get. `caps` are the run's `cap` points, windows of one constant cap.
+    """
+    serial = [str(job.job_id) for job in run.facts.jobs if job.tasks == 1]
+    own = caps.filter(pl.col("job").cast(pl.String).is_in(serial))
+    asked_s = (own["requested_cores"] * own["window_s"]).sum()
+    if not asked_s:
+        return None
+    missing = (own["requested_cores"] - own["achieved_cores"]).clip(lower_bound=0.0)
+    return float((missing * own["window_s"]).sum() / asked_s)
 
 
 def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:

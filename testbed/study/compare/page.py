@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from math import isfinite
 
 from testbed.study.compare.accounting import PARTS
+from testbed.study.compare.equivalence import EQUAL
 from testbed.study.compare.figures import bands, dumbbells, scatter, sources
 from testbed.study.compare.sentences import (
     core_speed,
@@ -18,7 +20,7 @@ from testbed.study.compare.sentences import (
     sentence,
     verdict,
 )
-from testbed.study.compare.study import INSIDE, NO_BAND, Group, Study
+from testbed.study.compare.study import Group, Study
 from testbed.study.report.page.document import Page, Section
 from testbed.study.report.page.style import Absent, Chart, Headline
 from testbed.study.report.page.table import Table
@@ -47,7 +49,7 @@ def study_page(found: Study) -> Page:
         heading=scenarios,
         policy=first.policy if first is not None and len(found.groups) == 1 else "",
         verdict=verdict(found),
-        well=found.verdict == INSIDE or (found.verdict == NO_BAND and bool(found.groups) and found.goals_met),
+        well=found.verdict == EQUAL,
         lead=f"Simulated with {found.overheads}.",
         source="the run directories " + ", ".join(names),
         headlines=() if first is None else tuple(_headlines(first)),
@@ -60,8 +62,7 @@ def _headlines(group: Group) -> list[Headline]:
     found = []
     for judged in group.judged:
         name = "median turnaround error" if judged.name == "turnaround" else "max-stretch error"
-        band = "no band" if judged.band is None else f"band up to {judged.band.high:.1%}"
-        found.append(Headline(f"{judged.mean * 100:.1f}", "%", f"{name}, {band}, goal {judged.goal:.0%}"))
+        found.append(Headline(f"{judged.mean * 100:.1f}", "%", f"{name}, goal {judged.goal:.0%}: {judged.verdict}"))
     same = sum(pair.alignment.same_frac for pair in group.pairs) / len(group.pairs)
     found.append(Headline(f"{same * 100:.0f}", "%", "decisions with the same placement"))
     found.append(Headline(str(len(group.pairs)), "", "live runs"))
@@ -71,7 +72,7 @@ def _headlines(group: Group) -> list[Headline]:
 def _health_section(found: Study) -> Section:
     rows = [
         (run.facts.name, finding.what, "–" if finding.value is None else f"{finding.value:.4g}",
-         f"{finding.limit:g}", finding.unit, "not recorded" if finding.value is None
+         f"{finding.limit:g}" if isfinite(finding.limit) else "–", finding.unit, "not recorded" if finding.value is None
          else "disturbed" if finding.disturbed else "well")
         for run in found.runs
         for finding in found.health[str(run.facts.path)].findings

@@ -6,27 +6,29 @@ The rule reads the records of a run and no simulation: a run must not be left ou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import polars as pl
 
 from testbed.bus.drivers import recorded_traits
 from testbed.measure.frames import load_points
 from testbed.run import events
+from testbed.study.compare.core_speeds import followed_speeds, guest_speed_gap
 from testbed.study.compare.decisions import PERIODIC, SUBMISSION
-from testbed.study.compare.live import LiveRun
-from testbed.study.compare.load import core_speed, foreign_load, sampling
+from testbed.study.compare.live import LiveRun, work_is_cpu_time
+from testbed.study.compare.load import core_speed, foreign_load, owed_frac, sampling
 
-_MEASUREMENTS = ("node", "guest", "cap", "cap_drift")
+_MEASUREMENTS = ("node", "guest", "cap", "cap_drift", "controller")
+_NOT_JUDGED = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Beyond these a run is disturbed. Shares are of 1, wall seconds."""
 
-    foreign_mean_frac: float = 0.10  # of a machine's CPU time
-    foreign_p95_frac: float = 0.35  # of it in the worst twentieth of the samples
-    achieved_least_frac: float = 0.90  # median over windows of achieved over requested CPU
-    core_speed_frac: float = 0.05  # by which cores may be faster or slower than when dedicated rates were measured
+    owed_frac: float = 0.05  # of the CPU time under their caps, that jobs which use all of it did not get
+    core_speed_frac: float = 0.05  # by which cores may be faster or slower than the simulation takes them to be
     missing_samples_frac: float = 0.10
     sample_gap_s: float = 5.0  # or this:
     sample_gap_samples: float = 2.0  # where agents sample so seldom that it is longer
@@ -59,7 +61,8 @@ class Finding:
         if self.value is None:
             return f"{self.what}: not recorded ({self.why})"
         unit = f" {self.unit}" if self.unit else ""
-        return f"{self.what}: {self.value:.4g}{unit}, limit {self.limit:g}{unit}"
+        limit = "not judged" if self.limit == _NOT_JUDGED else f"limit {self.limit:g}{unit}"
+        return f"{self.what}: {self.value:.4g}{unit}, {limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +121,36 @@ def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     yield Finding("drift", "caps that somebody else had changed", float(points["cap_drift"].height), 0, "")
     if all(recorded_traits(facts).simulated for facts in run.facts.manifest.get("nodes", {}).values()):
         return  # the load of the machine does not matter
-    load = foreign_load(run, points["node"], points["guest"])
+    yield from _cpu(run, points, limits)
+
+
+def _cpu(run: LiveRun, points: Mapping[str, pl.DataFrame], limits: Limits) -> Iterator[Finding]:
+    """Judge what no simulation can follow: CPU time that guests did not get, and speeds that no probe told.
+
+    The load of others is no reason by itself: what it takes from guests is.
+    """
+    load = foreign_load(run, points["node"], points["guest"], points["controller"])
     why = "no samples of the nodes' CPU"
-    yield Finding("foreign_mean", f"foreign CPU load, mean of {load.machine or 'a machine'}", load.mean_frac,
-                  limits.foreign_mean_frac, "", why=why)  # fmt: skip
-    yield Finding("foreign_p95", "foreign CPU load, 95th percentile of seconds", load.p95_frac,
-                  limits.foreign_p95_frac, "", why=why)  # fmt: skip
-    speed = core_speed(run, points["node"])
-    yield Finding("core_speed", "change of the cores' speed since dedicated rates were measured",
-                  None if speed is None else abs(speed - 1.0), limits.core_speed_frac, "", why="no probes")  # fmt: skip
-    caps = points["cap"]
-    achieved = (caps["achieved_cores"] / caps["requested_cores"]).median() if caps.height else None
-    yield Finding("achieved", f"achieved over requested CPU, median of {caps.height} windows",
-                  None if achieved is None else float(str(achieved)), limits.achieved_least_frac, "",
-                  at_least=True, why="no window of constant cap was long enough")  # fmt: skip
+    machine = load.machine or "a machine"
+    yield Finding("foreign_mean", f"foreign CPU load, mean of {machine}", load.mean_frac, _NOT_JUDGED, "", why=why)
+    yield Finding("foreign_p95", "foreign CPU load, 95th percentile of seconds", load.p95_frac, _NOT_JUDGED, "",
+                  why=why)  # fmt: skip
+    owed = owed_frac(run, points["cap"])
+    yield Finding("owed", "CPU time that serial jobs did not get, of that under their caps", owed, limits.owed_frac,
+                  "", why="no window of constant cap of a job that uses all CPU time")  # fmt: skip
+    if work_is_cpu_time(run.facts):
+        return
+    speeds = followed_speeds(run, points["node"])
+    if speeds is None:
+        speed = core_speed(run, points["node"])
+        yield Finding(
+            "core_speed", "change of the cores' speed since dedicated rates were measured",
+            None if speed is None else abs(speed - 1.0), limits.core_speed_frac, "", why="no probes",
+        )  # fmt: skip
+        return
+    gap = guest_speed_gap(run, points["guest"], speeds)
+    yield Finding("core_speed", "speed of serial jobs' guests beside what probes told of their cores, mean difference",
+                  gap, limits.core_speed_frac, "", why="no guest of a serial job lived for long enough")  # fmt: skip
 
 
 def _controller(run: LiveRun, limits: Limits) -> Iterator[Finding]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import astuple, fields
 
 from testbed.study.compare.accounting import PARTS, Parts, mean_absolute
+from testbed.study.compare.equivalence import DIFFERENT, EQUAL, LEAST_RUNS, Equivalence
 from testbed.study.compare.pairs import RunPair
-from testbed.study.compare.statistics import FLOOR_FRAC, Order
-from testbed.study.compare.study import NO_BAND, TITLES, Group, Judged, Study
+from testbed.study.compare.statistics import Order
+from testbed.study.compare.study import TITLES, Group, Judged, Study
 
 
 def percent(share: float) -> str:
@@ -23,15 +24,10 @@ def sentence(text: str) -> str:
 def repeats(group: Group) -> str:
     """Return a sentence on the number of runs in a group, and on what so few support."""
     count = len(group.pairs)
-    if count == 1:
-        return "1 run: there is no band; repeat it, the same scenario, policy and seed, to have one"
-    caveat = ""
-    if count < 4:
-        caveat = (
-            f"; with {count} runs the band is a rough guess: its edge is the largest of {count} numbers, and each live "
-            f"run is held against {'one other' if count == 2 else 'two others'}, noisier than a simulation is"
-        )
-    return f"{count} runs{caveat}"
+    if count < LEAST_RUNS:
+        runs = "1 run" if count == 1 else f"{count} runs"
+        return f"{runs}: a verdict needs at least {LEAST_RUNS}, of the same scenario, policy and seed"
+    return f"{count} runs"
 
 
 def core_speed(group: Group) -> str:
@@ -46,31 +42,41 @@ def core_speed(group: Group) -> str:
 
 
 def judgement(judged: Judged) -> str:
-    """Return a sentence on a statistic against its band and goal."""
-    low, high = judged.interval
-    text = f"{TITLES[judged.name]} {percent(judged.mean)} (95 % over jobs: {percent(low)} to {percent(high)}): "
+    """Return a sentence on a statistic against its goal, and on the noise of repeats."""
+    shown = judged.shown
+    text = f"{TITLES[judged.name]} {percent(judged.mean)}"
+    if shown.runs > 1:
+        text += (
+            f" (95 % one-sided over {shown.runs} runs: at least {percent(shown.low)}, at most {percent(shown.high)})"
+        )
     if judged.raw_errors != judged.errors:
-        text += f"{percent(judged.raw_mean)} on nodes of constant speed; "
-    if judged.band is None:
-        text += "no band"
-    else:
-        text += f"{judged.verdict} the band, up to {percent(judged.band.high)}"
-        if judged.band.high <= FLOOR_FRAC:
-            text += " (the least that counts)"
-    return f"{text}; goal of at most {percent(judged.goal)} {'met' if judged.goal_met else 'missed'}"
+        text += f"; {percent(judged.raw_mean)} on nodes of constant speed"
+    text += f": {shown_words(shown)}"
+    if judged.band is not None:
+        text += f"; repeats predict each other within {percent(judged.band.high)}"
+    return text
+
+
+def shown_words(shown: Equivalence) -> str:
+    """Return what is shown of an error, and how many runs would show what is not."""
+    if shown.verdict == EQUAL:
+        return f"equal within {percent(shown.goal)}"
+    if shown.verdict == DIFFERENT:
+        return f"different, beyond {percent(shown.goal)}"
+    needed = shown.needed
+    more = "more than 1000 runs" if needed is None else f"about {max(needed, shown.runs + 1)} runs"
+    return f"not shown to be within {percent(shown.goal)}, nor beyond it: {more} would be needed"
 
 
 def verdict(found: Study) -> str:
     """Return the verdict as a sentence."""
-    goals = "goals met" if found.goals_met else "goals missed"
     if not found.groups:
         return "Nothing to compare: every run was disturbed or did not end well."
-    if found.verdict == NO_BAND:
-        return f"No band: no run has an undisturbed repeat, so no error can be told from noise; {goals}."
-    side = "inside" if found.verdict == "inside" else "outside"
-    bare = sum(group.verdict == NO_BAND for group in found.groups)
-    rest = f" ({bare} of {len(found.groups)} groups have no band)" if bare else ""
-    return f"The simulation is {side} the noise band of the live runs{rest}; {goals}."
+    if found.verdict == EQUAL:
+        return "The simulation is equal to the live runs within the goals."
+    if found.verdict == DIFFERENT:
+        return "The simulation is different from the live runs."
+    return "It is not shown whether the simulation is equal to the live runs within the goals: runs are few, or noisy."
 
 
 def decisions(pair: RunPair) -> list[str]:

@@ -1,55 +1,39 @@
-"""Many runs: which are repeats, which were disturbed, what their noise is, and whether the simulation lies in it."""
+"""Many runs: which are repeats, which were disturbed, and whether the simulation is shown to meet its goals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from testbed.measure.frames import load_points
-from testbed.scheduling.policies.catalogue import parse
-from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S
 from testbed.scheduling.simulation.overheads import Overheads
-from testbed.scheduling.simulation.simulate import can_pace
 from testbed.study.compare.accounting import Parts, mean_parts
-from testbed.study.compare.core_speeds import core_speeds
+from testbed.study.compare.core_speeds import followed_speeds
+from testbed.study.compare.equivalence import DIFFERENT, EQUAL, NOT_SHOWN, Equivalence, equivalence
 from testbed.study.compare.live import LiveRun, segment_of, work_is_cpu_time
 from testbed.study.compare.pairs import RunPair, pair, table
 from testbed.study.compare.quarantine import Health, Limits, examine
-from testbed.study.compare.statistics import (
-    STATISTICS,
-    Band,
-    Interval,
-    Order,
-    Spread,
-    mean_interval,
-    noise_band,
-    order,
-    spread,
-)
+from testbed.study.compare.statistics import STATISTICS, Band, Order, Spread, noise_band, order, spread
 
-GOALS = {"turnaround": 0.05, "max_stretch": 0.10}
+GOALS: Mapping[str, float] = {"turnaround": 0.05, "max_stretch": 0.10}
 COLUMNS = {"turnaround": "turnaround_s", "max_stretch": "stretch"}
 TITLES = {"turnaround": "median turnaround error", "max_stretch": "max-stretch error"}
 _Key = tuple[str, str, float | None]  # segment, policy, period in trace seconds
-INSIDE, OUTSIDE, NO_BAND = "inside", "outside", "no band"
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One statistic of a group: the simulation's error of each run and in the mean, against band and goal.
+    """One statistic of a group: the simulation's error of each run, what is shown of its mean, the band of repeats.
 
-    `interval` is that of the mean when jobs are resampled. `raw_errors` are those of simulations on nodes of constant
-    speed, where the others follow the speed of the cores.
+    `raw_errors` are those of simulations on nodes of constant speed, where the others follow the speed of the cores.
     """
 
     name: str
     errors: tuple[float, ...]
     raw_errors: tuple[float, ...]
-    mean: float
-    interval: Interval
+    shown: Equivalence
     band: Band | None
-    goal: float
 
     @property
     def raw_mean(self) -> float:
@@ -57,16 +41,19 @@ class Judged:
         return sum(self.raw_errors) / len(self.raw_errors)
 
     @property
-    def verdict(self) -> str:
-        """Whether the error is one that live runs make against each other."""
-        if self.band is None:
-            return NO_BAND
-        return INSIDE if self.band.holds(self.mean) else OUTSIDE
+    def mean(self) -> float:
+        """Mean error over runs."""
+        return self.shown.mean
 
     @property
-    def goal_met(self) -> bool:
-        """Whether the error is not above the goal."""
-        return self.mean <= self.goal
+    def goal(self) -> float:
+        """The most that the mean error should be."""
+        return self.shown.goal
+
+    @property
+    def verdict(self) -> str:
+        """Whether simulation and live runs are shown to be equal within the goal, or different."""
+        return self.shown.verdict
 
 
 @dataclass(frozen=True)
@@ -77,22 +64,19 @@ class Group:
     policy: str
     pairs: tuple[RunPair, ...]
     raw: tuple[RunPair, ...]
+    goals: Mapping[str, float]
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
         """Each statistic that the verdict rests on."""
         found = []
-        for name, goal in GOALS.items():
+        for name, goal in self.goals.items():
             live, twins = (table(self.pairs, world, COLUMNS[name]) for world in ("live", "simulated"))
             errors = STATISTICS[name](twins, live)
             raw_errors = STATISTICS[name](table(self.raw, "simulated", COLUMNS[name]), live)
-            interval = mean_interval(name, twins, live)
+            shown = equivalence(errors.tolist(), goal)
             band = noise_band(name, live)
-            found.append(
-                Judged(
-                    name, tuple(errors.tolist()), tuple(raw_errors.tolist()), float(errors.mean()), interval, band, goal
-                )
-            )  # fmt: skip
+            found.append(Judged(name, tuple(errors.tolist()), tuple(raw_errors.tolist()), shown, band))
         return tuple(found)
 
     @property
@@ -112,9 +96,8 @@ class Group:
 
     @property
     def verdict(self) -> str:
-        """Outside if one statistic is."""
-        verdicts = {judged.verdict for judged in self.judged}
-        return next(each for each in (OUTSIDE, NO_BAND, INSIDE) if each in verdicts)
+        """Different if one statistic is, equal if all are."""
+        return worst(judged.verdict for judged in self.judged)
 
     @cached_property
     def sources(self) -> dict[int, tuple[Parts, Parts]]:
@@ -143,24 +126,28 @@ class Study:
 
     @property
     def verdict(self) -> str:
-        """Outside if one group is or if policies are ordered otherwise; no band without any; else inside."""
-        verdicts = {group.verdict for group in self.groups}
+        """Different if one group is or if policies are ordered otherwise; equal if all groups are."""
         wrong = any(each.same is False for orders in self.orders.values() for each in orders)
-        if OUTSIDE in verdicts or wrong:
-            return OUTSIDE
-        return INSIDE if INSIDE in verdicts else NO_BAND
+        return DIFFERENT if wrong else worst(group.verdict for group in self.groups)
 
-    @property
-    def goals_met(self) -> bool:
-        """Whether every goal is met: errors of every group, and the order of policies where it is known."""
-        judged = all(each.goal_met for group in self.groups for each in group.judged)
-        return judged and all(each.same is not False for orders in self.orders.values() for each in orders)
+
+def worst(verdicts: Iterable[str]) -> str:
+    """Return the verdict on several: different if one is, equal if all are, and there is one."""
+    found = set(verdicts)
+    if found == {EQUAL}:
+        return EQUAL
+    return DIFFERENT if DIFFERENT in found else NOT_SHOWN
 
 
 def study(
-    runs: Sequence[LiveRun], overheads: Overheads | None, *, limits: Limits | None = None, keep_disturbed: bool = False
+    runs: Sequence[LiveRun],
+    overheads: Overheads | None,
+    *,
+    limits: Limits | None = None,
+    keep_disturbed: bool = False,
+    goals: Mapping[str, float] = GOALS,
 ) -> Study:
-    """Examine runs, then pair the others with simulations, and judge them.
+    """Examine runs, then pair the others with simulations, and judge them against `goals`, by statistic.
 
     `overheads` of None are the mean penalty that each run measured itself. With `keep_disturbed` only runs in which
     a job did not end well are left out. Raises `UserError` and `RunError` as `pair` and `examine` do.
@@ -182,7 +169,7 @@ def study(
     for run in kept:
         together.setdefault((segment_of(run.facts), run.facts.policy, run.period_s), []).append(run)
     groups = tuple(
-        Group(key[0], _label(key, together), *_paired(members, overheads)) for key, members in together.items()
+        Group(key[0], _label(key, together), *_paired(members, overheads), goals) for key, members in together.items()
     )
     name = "the mean penalty that each run measured itself" if overheads is None else overheads.name
     return Study(name, groups, health, tuple(once), tuple(left_out), tuple(again), _orders(groups))
@@ -197,13 +184,8 @@ def _paired(
 
 
 def _followed(raw: RunPair, overheads: Overheads | None) -> RunPair:
-    run = raw.run
-    if work_is_cpu_time(run.facts):
-        return raw
-    if not can_pace(parse(run.facts.policy, run.period_s or DEFAULT_PERIOD_S)):
-        return raw
-    speeds = core_speeds(run, load_points(run.facts.path, ("node",))["node"])
-    return raw if speeds is None else pair(run, overheads, speeds)
+    speeds = followed_speeds(raw.run, load_points(raw.run.facts.path, ("node",))["node"])
+    return raw if speeds is None else pair(raw.run, overheads, speeds)
 
 
 def _label(key: _Key, known: Iterable[_Key]) -> str:

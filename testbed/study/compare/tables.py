@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from testbed.study.compare.accounting import PARTS, Parts, mean_absolute
+from testbed.study.compare.equivalence import EQUAL, NOT_SHOWN
 from testbed.study.compare.sentences import (
     core_speed,
     decisions,
@@ -22,9 +23,9 @@ from testbed.study.compare.sentences import (
     repeats,
     verdict,
 )
-from testbed.study.compare.study import INSIDE, NO_BAND, Group, Study
+from testbed.study.compare.study import Group, Study
 
-_STYLES = {INSIDE: "bold green", NO_BAND: "bold yellow"}
+_STYLES = {EQUAL: "bold green", NOT_SHOWN: "bold yellow"}
 _BAD = "bold red"
 
 
