@@ -22,6 +22,9 @@ from testbed.cli.deferred import deferred
 @click.option(
     "--time-scale", type=float, metavar="X", help="Trace seconds in a wall second, instead of the scenario's."
 )
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run it N times, under each policy in turn."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed instead of the scenario's.")
 @click.option(
     "--out",
@@ -51,5 +54,6 @@ def run() -> None:
       testbed run --list
       testbed run quickstart
       testbed run my-scenario.toml --dry-run
+      testbed run quickstart --repeats 5
       testbed run quickstart --policy EASY --policy "GreedyPM */per/OPT=MIN/MINVT=600"
     """  # noqa: D301  # \b keeps click from wrapping the examples

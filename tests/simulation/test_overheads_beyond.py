@@ -173,8 +173,21 @@ def test_a_calibration_has_all_of_it_and_scales_with_the_time(tmp_path):
     mean_s = ((2 + 4 + 4 + 8 + 3 + 5 + 6 + 10) + (6 + 10 + 12 + 20)) / 8
     assert one.resume_s.tolist() == one.migration_s.tolist() == [[mean_s]]
     assert (one.wall_clock, one.table(8.0).beyond.any, one.name) == (True, False, f"{file}#constant")
-    with pytest.raises(UserError, match=r"expected #constant after the file.*nearest: constant"):
+    with pytest.raises(UserError, match=r"expected #constant or #extrapolate after the file.*nearest: constant"):
         parse_overheads(f"{file}#constnat")
+
+
+def test_tasks_much_larger_than_what_was_measured_are_refused_unless_that_is_asked_for(tmp_path):
+    file = tmp_path / "calibration.toml"
+    file.write_text(FILE)
+    most_gb = 2 * parse_overheads(str(file)).memory_gb[-1]
+    one = [Job(1, 0.0, 1, 1.0, 0.5, 10.0)]
+    simulate(one, 1, parse("FCFS"), parse_overheads(str(file)), node_memory_gb=2 * most_gb)
+    with pytest.raises(UserError, match=r"tasks of job 1 have .* GB, more than twice .*toml#extrapolate$"):
+        simulate(one, 1, parse("FCFS"), parse_overheads(str(file)), node_memory_gb=2.01 * most_gb)
+    asked = parse_overheads(f"{file}#extrapolate")
+    assert asked.name == f"{file}#extrapolate"
+    simulate(one, 1, parse("FCFS"), asked, node_memory_gb=8 * most_gb)
 
 
 @pytest.mark.parametrize(

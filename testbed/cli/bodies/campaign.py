@@ -20,6 +20,7 @@ from testbed.scheduling.campaign.run import Place, compile_kernels, must_compile
 from testbed.scheduling.campaign.sweep import Results, Sweep
 from testbed.scheduling.compiler import can_compile
 from testbed.scheduling.workload.files import write_text
+from testbed.study.live_campaign.file import is_live, load_live_campaign
 from testbed.study.report.terminal.console import LastingConsole
 
 
@@ -35,6 +36,8 @@ def campaign(
     if scheduler is not None and processes is not None:
         raise UserError("--scheduler and --jobs: expected one of them; on a cluster, its workers are what there is")
     path = find_campaign(file)
+    if is_live(path):
+        return _live(path, out, report_only=report_only, others=(processes, scheduler, limit, calibration))
     chosen = load_campaign(path)
     _check_extras(scheduler)
     plan = Plan(TraceSets(chosen, path), calibration)
@@ -59,11 +62,20 @@ def campaign(
         return _conclude(plan, results, folder)
 
 
+def _live(path: Path, out: Path | None, *, report_only: bool, others: tuple[object, ...]) -> int:
+    if any(option is not None for option in others):
+        raise UserError("--jobs, --scheduler, --limit and --calibration are for simulations: this campaign runs live")
+    from testbed.cli.bodies.live_campaign import live_campaign  # noqa: PLC0415  # needs the extra report
+
+    return live_campaign(path, out, report_only=report_only)
+
+
 def _list() -> None:
     ready = packaged_campaigns()
     width = max(map(len, ready))
     for name, path in ready.items():
-        click.echo(f"{name:{width}}  {load_campaign(path).title}")
+        title = load_live_campaign(path).title if is_live(path) else load_campaign(path).title
+        click.echo(f"{name:{width}}  {title}")
 
 
 def _check_extras(scheduler: str | None) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from testbed.errors import UserError
 from testbed.scheduling.simulation.overheads_parser import parse_overheads
+from testbed.study.compare.equivalence import DIFFERENT, EQUAL
 from testbed.study.compare.live import read_live
 from testbed.study.report.terminal.console import wide_console
+
+if TYPE_CHECKING:
+    from testbed.study.compare.study import Study
 
 NOT_SHOWN_CODE = 3
 
@@ -25,7 +30,6 @@ def compare(
     if missing := [name for name in needed if find_spec(name) is None]:
         raise UserError(f"this comparison needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'")
     from testbed.study.compare.document import document  # noqa: PLC0415  # needs the extra report
-    from testbed.study.compare.equivalence import DIFFERENT, EQUAL  # noqa: PLC0415  # as above
     from testbed.study.compare.study import study  # noqa: PLC0415  # needs the extra report
     from testbed.study.compare.tables import print_study  # noqa: PLC0415  # needs the extra report
 
@@ -41,6 +45,11 @@ def compare(
 
         write_page(study_page(found), report)
         click.echo(f"page: {report}", err=True)
+    return exit_code(found)
+
+
+def exit_code(found: Study) -> int:
+    """Return 0 for equal, 1 for different or nothing to compare, 3 for what is not shown."""
     if not found.groups:
         return 1
     return {EQUAL: 0, DIFFERENT: 1}.get(found.verdict, NOT_SHOWN_CODE)

@@ -21,7 +21,7 @@ from testbed.scheduling.workload.jobs import Job
 
 def run(
     *, scenario: Path | None, policies: tuple[str, ...], trace: Path | None, time_scale: float | None,
-    seed: int | None, out: Path, dry_run: bool, as_json: bool, list_packaged: bool,
+    repeats: int, seed: int | None, out: Path, dry_run: bool, as_json: bool, list_packaged: bool,
 ) -> int:  # fmt: skip
     if list_packaged:
         _list()
@@ -35,7 +35,7 @@ def run(
     find_recorders(chosen.recorders)  # a wrong name is reported now
     if dry_run:  # a dry run measures nothing worth keeping
         chosen = chosen.model_copy(update={"recorders": ()})
-    results: Sequence[RunResult] = launch(chosen, parsed, jobs, out, dry_run=dry_run, as_json=as_json)
+    results: Sequence[RunResult] = launch(chosen, [*parsed] * repeats, jobs, out, dry_run=dry_run, as_json=as_json)
     return 0 if all(result.summary["done"] == result.summary["jobs"] for result in results) else 1
 
 

@@ -168,7 +168,8 @@ class Campaign(_Table):
     """One campaign file: every trace at every load, under every policy with every period and penalty.
 
     `overheads` are models instead of penalties, as `testbed simulate --overheads` knows them, called by these texts in
-    results; files are relative to the campaign file. `calibration` and `calibration#constant` stand for the user's own.
+    results; files are relative to the campaign file. `calibration`, `calibration#constant` and
+    `calibration#extrapolate` stand for the user's own.
     """
 
     name: Name

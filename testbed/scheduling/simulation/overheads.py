@@ -71,6 +71,7 @@ class Overheads:
       node; else those that come to any node. First starts count where `start_s` is given.
     * `progress`: how fast jobs progress at a yield; none is as fast as the yield.
     * `wall_clock`: seconds are of the lab's clock, as measured, not of a trace; the same at time scale 1.
+    * `most_memory_gb`: the largest task that it holds for, in 1e9 bytes; `simulate` refuses larger ones.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Overheads:
     per_node: bool = False
     progress: Progress | None = None
     wall_clock: bool = False
+    most_memory_gb: float = inf
 
     def __post_init__(self) -> None:
         shape = (self.concurrent_tasks.size, self.memory_gb.size)

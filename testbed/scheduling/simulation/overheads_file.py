@@ -19,12 +19,14 @@
     parallel = [0.13, 0.55, 1.0]        # and of more
 
 Seconds are wall seconds of the lab that was measured. They are linear between the points and, by the last two
-points of an axis, beyond them; rates are linear between yields. `testbed.scheduling.simulation.overheads.Overheads`
-says what a column means. Other tables of the file are not read.
+points of an axis, beyond them; rates are linear between yields. A simulation refuses tasks of more than twice the
+largest `memory_gb`, if there are several: nobody knows what they take. After `FILE.toml#extrapolate` it does not.
+`testbed.scheduling.simulation.overheads.Overheads` says what a column means. Other tables of the file are not read.
 """
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +39,7 @@ from testbed.scheduling.simulation.overheads import Overheads
 from testbed.scheduling.simulation.progress import Progress
 from testbed.toml_files import first_mistake, read_toml
 
+EXTRAPOLATED = 2.0  # times the largest memory that was measured
 _Row = Annotated[list[Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]], Field(min_length=1)]
 
 
@@ -93,6 +96,7 @@ def load_overheads(path: Path) -> Overheads:
             per_node=table.concurrent_per == "node",
             progress=None if table.progress is None else table.progress.curves(),
             wall_clock=True,
+            most_memory_gb=EXTRAPOLATED * table.memory_gb[-1] if len(table.memory_gb) > 1 else inf,
         )
     except ValueError as error:
         raise UserError(f"{path}: [overheads]: {error}") from error

@@ -3,7 +3,8 @@
 * `constant:300`: 300 s, whatever moves [RR 5.2];
 * `linear:fixed_s=2,gb_per_s=0.5,total_gb_per_s=10`: see `testbed.scheduling.simulation.overheads.linear`;
 * a file such as `calibration.toml`: see `testbed.scheduling.simulation.overheads_file`;
-* `calibration.toml#constant`: the mean penalty of such a file, for every resume and migration.
+* `calibration.toml#constant`: the mean penalty of such a file, for every resume and migration;
+* `calibration.toml#extrapolate`: the same as the file, for tasks of any memory.
 
 A plug-in is an entry point of the group `testbed.overheads`: a callable that gets the text after the colon (empty
 without one), and returns an `Overheads`; it raises `UserError` for a text that it does not understand.
@@ -14,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
+from math import inf
 from pathlib import Path
 
 from testbed.errors import UserError, nearest
 from testbed.scheduling.simulation.overheads import Overheads, constant, linear
 
 PLUGIN_GROUP = "testbed.overheads"
-_CONSTANT = "constant"  # after the # of a file
+_CONSTANT, EXTRAPOLATE = "constant", "extrapolate"  # after the # of a file
 
 
 def parse_overheads(text: str) -> Overheads:
@@ -32,10 +34,13 @@ def parse_overheads(text: str) -> Overheads:
     if text.lower().endswith(".toml"):
         return _file(text)
     if file.lower().endswith(".toml"):
-        if key != _CONSTANT:
+        if key not in (_CONSTANT, EXTRAPOLATE):
             raise UserError(
-                f"overheads {text}: expected #{_CONSTANT} after the file, or nothing{nearest(key, [_CONSTANT])}"
+                f"overheads {text}: expected #{_CONSTANT} or #{EXTRAPOLATE} after the file, or nothing"
+                f"{nearest(key, [_CONSTANT, EXTRAPOLATE])}"
             )
+        if key == EXTRAPOLATE:
+            return replace(_file(file), name=text, most_memory_gb=inf)
         return replace(constant(_file(file).mean_penalty_s), name=text, wall_clock=True)
     name, _, arguments = text.partition(":")
     plugins = {point.name: point for point in entry_points(group=PLUGIN_GROUP)}

@@ -17,11 +17,14 @@ from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.engine import event_loop
 from testbed.scheduling.simulation.loop import run_loop
 from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, DEFAULT_PENALTY_S, Overheads, constant
+from testbed.scheduling.simulation.overheads_parser import EXTRAPOLATE
 from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import SimulatedRun
 from testbed.scheduling.simulation.sharing import simulate_sharing
 from testbed.scheduling.simulation.speeds import NodeSpeeds
 from testbed.scheduling.workload.jobs import Job
+
+_ROUNDING = 1e-9
 
 
 def loop_of(policy: Policy) -> Callable[..., object] | None:
@@ -80,7 +83,9 @@ def simulate(
             )
     _check_periods(jobs, policy.period_s)
     _check_speeds(speeds, nodes, policy)
-    table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)
+    model = constant(DEFAULT_PENALTY_S) if overheads is None else overheads
+    _check_memory(jobs, model, node_memory_gb)
+    table = model.table(node_memory_gb)
     if isinstance(policy, SharingPolicy):
         return simulate_sharing(jobs, nodes, policy, sharing or PLAIN, record=record)
     if is_queue(policy) and speeds is None:
@@ -103,6 +108,17 @@ def _check_speeds(speeds: NodeSpeeds | None, nodes: int, policy: Policy) -> None
         raise UserError(f"speeds of {speeds.nodes} nodes: expected those of {nodes}")
     if not can_pace(policy):
         raise UserError(f"policy {policy.name}: nodes whose speed changes: expected a policy without shares that move")
+
+
+def _check_memory(jobs: Sequence[Job], overheads: Overheads, node_memory_gb: float) -> None:
+    """Raise UserError for a task that is much larger than those of which the overheads were measured."""
+    largest = max(jobs, key=lambda job: job.mem_req_frac)
+    memory_gb = largest.mem_req_frac * node_memory_gb
+    if memory_gb > overheads.most_memory_gb * (1.0 + _ROUNDING):
+        raise UserError(
+            f"overheads {overheads.name}: tasks of job {largest.job_id} have {memory_gb:.3g} GB, more than twice what "
+            f"was measured: expected at most {overheads.most_memory_gb:.3g} GB, or {overheads.name}#{EXTRAPOLATE}"
+        )
 
 
 def check_trace(jobs: Sequence[Job], nodes: int) -> None:
