@@ -40,6 +40,6 @@ class OwnCpu:
 
 def _name(process: psutil.Process) -> str:
     try:
-        return process.name()
+        return str(process.name())
     except psutil.Error:
         return ""

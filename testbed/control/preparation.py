@@ -111,4 +111,5 @@ class Preparation:
     def _core_units_per_s(self) -> float:
         """Return the speed of a core that work as CPU time is counted by: measured, or that of the scenario."""
         given = self._scenario.programs.units_per_core_s
-        return given if self.measured is None else self.measured.core or given or 1.0
+        measured = 0.0 if self.measured is None else self.measured.core
+        return measured or given or 1.0

@@ -355,7 +355,7 @@ class _Session:
         if not self.recorder.directory.is_dry:
             works["own CPU time"] = OwnCpu(self.recorder).run()
         if self._book is not None:
-            works["renew fences"] = FenceRenewals(self.cluster, fleet, self._book).run()
+            works["renew fences"] = FenceRenewals(conductor.cluster, fleet, self._book).run()
         return [asyncio.create_task(work, name=name) for name, work in works.items()]
 
     async def _take_over(self, leased: LeasedLab, operations: Operations, conductor: Conductor) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.live import wait_until
 
 from node_agent.drivers.virt.daemons import daemon_pids
 from node_agent.telemetry import NodeSampler
@@ -22,6 +23,8 @@ def daemon(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     program = tmp_path / "libvirtd"
     shutil.copy("/bin/cat", program)
     with subprocess.Popen([program], stdin=subprocess.PIPE) as process:
+        name = Path(f"/proc/{process.pid}/comm")
+        wait_until(lambda: name.read_text() == "libvirtd\n", "its name")  # the kernel sets it last of all
         yield process
 
 

@@ -1,5 +1,6 @@
 """The tables that a simulation reads: what was measured, on the grid that was measured, and never below 0."""
 
+import msgspec
 import numpy as np
 import pytest
 from support.calibration.synthetic_lab import (
@@ -16,6 +17,7 @@ from support.calibration.synthetic_lab import (
     synthetic_trials,
 )
 
+from testbed.scheduling.simulation.overheads import ParallelExtra
 from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.study.calibration import fits
 from testbed.study.calibration.from_trials import calibrate_from
@@ -23,6 +25,7 @@ from testbed.study.calibration.model_file import write_calibration
 from testbed.study.calibration.trials import Trials
 
 pytest.importorskip("numba")
+IN_PLACE = {"topology": "ring", "moved": 0}
 MOVES = ("save-restore", "transfer", "live-migration", "start", "proportionality")
 
 
@@ -116,3 +119,33 @@ def test_levels_begin_with_one_task(tmp_path):
     assert found.overheads.concurrent_tasks == (1, 2, 4)
     assert any("One task at a time was not measured" in note for note in found.about.notes)
     assert np.all(simulated(found, tmp_path).save_s >= 0.0)
+
+
+def test_what_jobs_of_several_tasks_take_beyond_one_is_told_and_simulated(tmp_path):
+    """An MPI job is saved a second later than a guest of its memory, and goes on two seconds later."""
+    trials = synthetic_trials(6, only=("save-restore", "start"))
+    alone = calibrate_from(trials)
+    assert alone.overheads.parallel is None
+    assert simulated(alone, tmp_path).parallel == ParallelExtra()
+    machines = len({facts.get("address") for facts in trials.begin["nodes"].values()})
+    jobs = [
+        msgspec.structs.replace(
+            outcome, trial=1000 + outcome.trial, experiment="mpi-save-restore",
+            condition={**IN_PLACE, "memory_mib": outcome.condition["memory_mib"], "tasks": machines},
+            observations=[
+                {**one, "save_s": one["save_s"] + 1.0, "restore_s": one["restore_s"] + 2.0}
+                for one in outcome.observations
+            ],
+        )
+        for outcome in trials.of("save-restore")
+        if outcome.condition["concurrent"] == 1 and outcome.condition.get("cache", "warm") == "warm"
+        and outcome.condition.get("storage", "disk") == "disk" and outcome.condition.get("touched_frac", 1.0) == 1.0
+    ]  # fmt: skip
+    found = calibrate_from(Trials(trials.begin, [*trials.outcomes, *jobs]))
+    assert found.overheads.save_s == alone.overheads.save_s, "that of one task is what it was"
+    assert found.overheads.parallel == {
+        "start_s": 0.0, "save_s": pytest.approx(1.0, abs=0.1), "resume_s": pytest.approx(2.0, abs=0.2),
+        "migration_s": pytest.approx(3.0, abs=0.3),
+    }  # fmt: skip
+    extra = simulated(found, tmp_path).scaled(10.0).parallel
+    assert extra.save_s == pytest.approx(10 * found.overheads.parallel["save_s"], rel=1e-5)

@@ -104,7 +104,7 @@ def test_files_are_read_with_one_line_for_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"c\.toml: policies"):
         load_live_campaign(path)
     path.write_text('kind = "live"\nname = "c"\npolicies = ["FCSF"]\n[[scenario]]\nfile = "quickstart"\n')
-    with pytest.raises(UserError, match=r"no policy 'FCSF'.*nearest: FCFS"):
+    with pytest.raises(UserError, match=r"policy 'FCSF': not a name of the scheme; nearest: FCFS"):
         live_campaign(path, tmp_path / "out", report_only=False)
     path.write_text('kind = "live"\nname = "c"\npolicies = ["FCFS"]\n[[scenario]]\nfile = "quickstrat"\n')
     with pytest.raises(UserError, match=r"quickstrat: no such scenario file or name.*nearest: quickstart"):

@@ -17,7 +17,7 @@ from testbed.scheduling.simulation.batch import schedule_batch
 from testbed.scheduling.simulation.compiling import NEVER
 from testbed.scheduling.simulation.loop import run_loop
 from testbed.scheduling.simulation.measures import measure
-from testbed.scheduling.simulation.overheads import Overheads, constant
+from testbed.scheduling.simulation.overheads import Overheads, ParallelExtra, constant
 from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.scheduling.simulation.progress import Progress
 from testbed.scheduling.simulation.simulate import simulate
@@ -183,7 +183,7 @@ def test_tasks_much_larger_than_what_was_measured_are_refused_unless_that_is_ask
     most_gb = 2 * parse_overheads(str(file)).memory_gb[-1]
     one = [Job(1, 0.0, 1, 1.0, 0.5, 10.0)]
     simulate(one, 1, parse("FCFS"), parse_overheads(str(file)), node_memory_gb=2 * most_gb)
-    with pytest.raises(UserError, match=r"tasks of job 1 have .* GB, more than twice .*toml#extrapolate$"):
+    with pytest.raises(UserError, match=r"tasks of job 1 have .* GB, more than twice .* FILE.toml#extrapolate$"):
         simulate(one, 1, parse("FCFS"), parse_overheads(str(file)), node_memory_gb=2.01 * most_gb)
     asked = parse_overheads(f"{file}#extrapolate")
     assert asked.name == f"{file}#extrapolate"
@@ -267,7 +267,8 @@ def test_debug_names_a_job_that_begins_on_a_node_that_is_held(monkeypatch):
 def test_the_compiled_loops_come_to_the_bits_of_the_plain_ones_with_all_of_it(tmp_path):
     file = tmp_path / "calibration.toml"
     file.write_text(FILE)
-    overheads = parse_overheads(str(file)).scaled(20.0)
+    measured = parse_overheads(f"{file}#extrapolate")
+    overheads = replace(measured, parallel=ParallelExtra(0.5, 0.25, 1.0, 2.0)).scaled(20.0)
     jobs = synthetic_trace(16, 60, 3)
     for name in ("GreedyPM */per/OPT=MIN/MINVT=600", "MCB8 */OPT=MIN/MINVT=600", "/stretch-per/OPT=MAX", "EASY"):
         plain = simulate(jobs, 16, parse(name), overheads, compiling=NEVER)
@@ -275,3 +276,20 @@ def test_the_compiled_loops_come_to_the_bits_of_the_plain_ones_with_all_of_it(tm
         for field in FIELDS:
             np.testing.assert_array_equal(getattr(plain, field), getattr(found, field), err_msg=f"{name} {field}")
         assert plain.penalty_s.sum() > 0
+
+
+def test_jobs_of_several_tasks_take_longer_where_that_was_measured():
+    free = constant(0.0)
+    more = replace(free, parallel=ParallelExtra(start_s=5.0, save_s=3.0, resume_s=7.0, migration_s=9.0))
+    serial, pair = Job(1, 0.0, 1, 1.0, 0.2, 100.0), Job(2, 0.0, 2, 1.0, 0.2, 100.0)
+    for policy in ("FCFS", "EASY", "Greedy */OPT=MIN"):
+        assert simulate([serial], 2, parse(policy), more).end_s.tolist() == [100.0]
+        assert simulate([pair], 2, parse(policy), more).end_s.tolist() == [105.0]
+    # job 3 has no room beside job 2, whose images are written for 3 s; job 2 is resumed at its end
+    jobs = [replace(pair, mem_req_frac=0.6), Job(3, 50.0, 1, 1.0, 0.6, 10.0)]
+    run = simulate(jobs, 2, parse("GreedyP */OPT=MIN"), more, debug=True)
+    assert run.preemptions.tolist() == [1, 0]
+    assert run.end_s.tolist() == [105.0 + 3.0 + 10.0 + 7.0, 50.0 + 3.0 + 10.0]
+    assert more.scaled(2.0).parallel == ParallelExtra(10.0, 6.0, 14.0, 18.0)
+    with pytest.raises(ValueError, match=r"parallel\.save_s must be finite and not negative"):
+        ParallelExtra(save_s=-1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -42,5 +43,7 @@ def file_digest(path: Path) -> str:
 def overheads_digest(overheads: Overheads) -> str:
     """Return a digest of the figures of a model: two models with the same figures are the same."""
     penalties, beyond = overheads.table(1.0)
-    arrays = penalties[:4] + ((beyond.start_s, beyond.save_s, *beyond[7:]) if beyond.any else ())
-    return digest(*[array.tolist() for array in arrays], *([beyond.per_node] if beyond.any else []))
+    curves = (beyond.yields, beyond.serial_rates, beyond.parallel_rates)
+    arrays = penalties[:4] + ((beyond.start_s, beyond.save_s, *curves) if beyond.any else ())
+    more = [[kind, seconds] for kind, seconds in asdict(overheads.parallel).items() if seconds]
+    return digest(*[array.tolist() for array in arrays], *([beyond.per_node] if beyond.any else []), *more)

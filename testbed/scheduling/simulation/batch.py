@@ -185,6 +185,8 @@ def note_starts(started: Ints, overheads: OverheadTable, machine: Machine, jobs:
             at_once += jobs.tasks[row]
     for row in started:
         took_s = overhead_s(overheads.penalties, overheads.beyond.start_s, float(at_once), machine.mem_req_frac[row])
+        if jobs.tasks[row] > 1:
+            took_s += overheads.beyond.more_start_s
         machine.penalty_s[row] = took_s
 
 

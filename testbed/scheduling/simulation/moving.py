@@ -100,19 +100,24 @@ def begin_moves(changed: int, overheads: OverheadTable, jobs: Jobs, world: World
         if by_node:
             begin_s, with_it = beside_others(index, at_once, overheads.beyond.per_node, jobs, world, moves)
         if costs(change, overheads.beyond.starts):
-            world.free_at_s[row] = begin_s + seconds_of(change, overheads, with_it, jobs.mem_req_frac[row])
+            several = jobs.offset[row + 1] - jobs.offset[row] > 1
+            world.free_at_s[row] = begin_s + seconds_of(change, overheads, with_it, jobs.mem_req_frac[row], several)
         elif begin_s > time_s:
             world.free_at_s[row] = begin_s
 
 
 @lean_kernel
-def seconds_of(change: int, overheads: OverheadTable, with_it: int, mem_req_frac: float) -> float:
-    """Return what a change costs a job, when `with_it` tasks move at once."""
+def seconds_of(change: int, overheads: OverheadTable, with_it: int, mem_req_frac: float, several: bool) -> float:
+    """Return what a change costs a job, of `several` tasks or one, when `with_it` tasks move at once."""
+    penalties, beyond = overheads.penalties, overheads.beyond
     if change == RESUME:
-        return overhead_s(overheads.penalties, overheads.penalties.resume_s, float(with_it), mem_req_frac)
+        took_s = overhead_s(penalties, penalties.resume_s, float(with_it), mem_req_frac)
+        return took_s + (beyond.more_resume_s if several else 0.0)
     if change == MIGRATION:
-        return overhead_s(overheads.penalties, overheads.penalties.migration_s, float(with_it), mem_req_frac)
-    return overhead_s(overheads.penalties, overheads.beyond.start_s, float(with_it), mem_req_frac)
+        took_s = overhead_s(penalties, penalties.migration_s, float(with_it), mem_req_frac)
+        return took_s + (beyond.more_migration_s if several else 0.0)
+    took_s = overhead_s(penalties, beyond.start_s, float(with_it), mem_req_frac)
+    return took_s + (beyond.more_start_s if several else 0.0)
 
 
 @lean_kernel
@@ -176,12 +181,15 @@ def hold_places(changed: int, overheads: OverheadTable, jobs: Jobs, world: World
         if change not in (PREEMPTION, MIGRATION):
             continue
         saved_s = time_s
+        several = jobs.offset[row + 1] - jobs.offset[row] > 1
         for task in range(jobs.offset[row], jobs.offset[row + 1]):
             node = node_left(change, task, world)
             if node == NOT_PLACED:
                 continue
             with_it = moves.leaving[node] if overheads.beyond.per_node else at_once
             took_s = overhead_s(overheads.penalties, overheads.beyond.save_s, float(with_it), jobs.mem_req_frac[row])
+            if several:
+                took_s += overheads.beyond.more_save_s
             moves.held_until_s[node] = max(moves.held_until_s[node], time_s + took_s)
             saved_s = max(saved_s, time_s + took_s)
         if change == PREEMPTION:

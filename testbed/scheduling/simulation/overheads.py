@@ -47,6 +47,10 @@ class ExtraOverheads(NamedTuple):
     yields: Floats  # (Y + 1,) from 0 to 1
     serial_rates: Floats  # (Y + 1,)
     parallel_rates: Floats  # (Y + 1,)
+    more_start_s: float  # of jobs of several tasks, beyond what a task of one takes
+    more_save_s: float
+    more_resume_s: float
+    more_migration_s: float
 
 
 class OverheadTable(NamedTuple):
@@ -54,6 +58,31 @@ class OverheadTable(NamedTuple):
 
     penalties: PenaltyTable
     beyond: ExtraOverheads
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelExtra:
+    """Seconds that jobs of several tasks take beyond what the tables say of one task.
+
+    They start MPI, and stop and go on together. Raises ValueError for seconds that are not finite or negative.
+    """
+
+    start_s: float = 0.0
+    save_s: float = 0.0
+    resume_s: float = 0.0
+    migration_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for kind in _SECONDS:
+            if not 0.0 <= getattr(self, kind) < inf:
+                raise ValueError(f"parallel.{kind} must be finite and not negative")
+
+    def scaled(self, factor: float) -> ParallelExtra:
+        """Return `factor` times the seconds."""
+        return ParallelExtra(**{kind: factor * getattr(self, kind) for kind in _SECONDS})
+
+
+_NOTHING = ParallelExtra()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +100,7 @@ class Overheads:
       node; else those that come to any node. First starts count where `start_s` is given.
     * `progress`: how fast jobs progress at a yield; none is as fast as the yield.
     * `wall_clock`: seconds are of the lab's clock, as measured, not of a trace; the same at time scale 1.
+    * `parallel`: what jobs of several tasks take beyond that.
     * `most_memory_gb`: the largest task that it holds for, in 1e9 bytes; `simulate` refuses larger ones.
     """
 
@@ -85,6 +115,7 @@ class Overheads:
     progress: Progress | None = None
     wall_clock: bool = False
     most_memory_gb: float = inf
+    parallel: ParallelExtra = _NOTHING
 
     def __post_init__(self) -> None:
         shape = (self.concurrent_tasks.size, self.memory_gb.size)
@@ -122,7 +153,7 @@ class Overheads:
             kind: values * factor for kind in _SECONDS if (values := getattr(self, kind)) is not None
         }
         name = self.name if factor == 1.0 else f"{self.name} x {factor:g}"
-        return replace(self, name=name, wall_clock=False, **seconds)
+        return replace(self, name=name, wall_clock=False, parallel=self.parallel.scaled(factor), **seconds)
 
     def table(self, node_memory_gb: float) -> OverheadTable:
         """Return what the loop reads, for nodes of `node_memory_gb`."""
@@ -132,12 +163,15 @@ class Overheads:
         free = np.zeros_like(self.resume_s)
         start_s, save_s = (free if each is None else each for each in (self.start_s, self.save_s))
         bent = None if self.progress is None or self.progress.is_the_yield else self.progress
-        starts, saves = bool(np.any(start_s > 0.0)), bool(np.any(save_s > 0.0))
+        more = self.parallel
+        starts = bool(np.any(start_s > 0.0)) or more.start_s > 0.0
+        saves = bool(np.any(save_s > 0.0)) or more.save_s > 0.0
         yields, serial, parallel = [_ENDS] * 3 if bent is None else bent.from_zero()
         has_any = starts or saves or self.per_node or bent is not None
         beyond = ExtraOverheads(
-            has_any, starts, saves, self.per_node, bent is not None, start_s, save_s, yields, serial, parallel
-        )
+            has_any, starts, saves, self.per_node, bent is not None, start_s, save_s, yields, serial, parallel,
+            more.start_s, more.save_s, more.resume_s, more.migration_s,
+        )  # fmt: skip
         return OverheadTable(penalties, beyond)
 
 

@@ -13,6 +13,12 @@
     start_s = [[0.4, 0.4, 0.5], [0.9, 0.9, 1.1]]    # from the order to a new job's first progress (default 0)
     save_s = [[0.8, 2.1, 8.0], [1.5, 4.0, 15.2]]    # for which a leaving task holds its node (default 0)
 
+    [overheads.parallel]                # seconds that a job of several tasks takes beyond that (default 0)
+    start_s = 0.7
+    save_s = 0.1
+    resume_s = 0.4
+    migration_s = 0.5
+
     [overheads.progress]                # rates relative to a dedicated node, by yield; else the yield
     yield_frac = [0.1, 0.5, 1.0]        # ends at 1; (0, 0) goes before the first
     serial = [0.1, 0.5, 1.0]            # jobs of one task
@@ -35,12 +41,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from testbed.bus.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.errors import InputError, UserError, nearest
-from testbed.scheduling.simulation.overheads import Overheads
+from testbed.scheduling.simulation.overheads import Overheads, ParallelExtra
 from testbed.scheduling.simulation.progress import Progress
 from testbed.toml_files import first_mistake, read_toml
 
 EXTRAPOLATED = 2.0  # times the largest memory that was measured
-_Row = Annotated[list[Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]], Field(min_length=1)]
+_Seconds = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
+_Row = Annotated[list[_Seconds], Field(min_length=1)]
 
 
 _Rates = Annotated[list[Annotated[float, Field(gt=0, le=MOST_RATE, allow_inf_nan=False)]], Field(min_length=1)]
@@ -57,6 +64,18 @@ class _Progress(BaseModel):
         return Progress(*(np.array(each, dtype=np.float64) for each in (self.yield_frac, self.serial, self.parallel)))
 
 
+class _Parallel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    start_s: _Seconds = 0.0
+    save_s: _Seconds = 0.0
+    resume_s: _Seconds = 0.0
+    migration_s: _Seconds = 0.0
+
+    def extra(self) -> ParallelExtra:
+        return ParallelExtra(self.start_s, self.save_s, self.resume_s, self.migration_s)
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,6 +87,7 @@ class _Table(BaseModel):
     save_s: Annotated[list[_Row], Field(min_length=1)] | None = None
     concurrent_per: Literal["cluster", "node"] = "cluster"
     progress: _Progress | None = None
+    parallel: _Parallel = _Parallel()
 
 
 def load_overheads(path: Path) -> Overheads:
@@ -96,6 +116,7 @@ def load_overheads(path: Path) -> Overheads:
             per_node=table.concurrent_per == "node",
             progress=None if table.progress is None else table.progress.curves(),
             wall_clock=True,
+            parallel=table.parallel.extra(),
             most_memory_gb=EXTRAPOLATED * table.memory_gb[-1] if len(table.memory_gb) > 1 else inf,
         )
     except ValueError as error:

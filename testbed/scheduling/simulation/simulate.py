@@ -117,7 +117,7 @@ def _check_memory(jobs: Sequence[Job], overheads: Overheads, node_memory_gb: flo
     if memory_gb > overheads.most_memory_gb * (1.0 + _ROUNDING):
         raise UserError(
             f"overheads {overheads.name}: tasks of job {largest.job_id} have {memory_gb:.3g} GB, more than twice what "
-            f"was measured: expected at most {overheads.most_memory_gb:.3g} GB, or {overheads.name}#{EXTRAPOLATE}"
+            f"was measured: expected at most {overheads.most_memory_gb:.3g} GB, or the model FILE.toml#{EXTRAPOLATE}"
         )
 
 

@@ -85,7 +85,8 @@ class OverheadGrids:
     """Seconds by tasks that move at one instant on one node (rows) and memory of a task in 1e9 bytes (columns).
 
     `start_s` is None where no start was measured. `migration_ways_s` holds a whole migration by each mechanism that
-    was measured; `migration_s` is that of the lab's scenario.
+    was measured; `migration_s` is that of the lab's scenario. `parallel` are the seconds that jobs of several tasks
+    take beyond that, by the names of these grids; None if none was measured.
     """
 
     concurrent_tasks: tuple[int, ...]
@@ -95,6 +96,7 @@ class OverheadGrids:
     resume_s: Grid
     migration_s: Grid
     migration_ways_s: Mapping[str, Grid]
+    parallel: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ _COMMENTS = {
         condition; undecided: more trials would tell. within_frac: the least bound that the 95 % intervals support.""",
     "overheads": """For `testbed simulate --overheads`. Rows: tasks that move at one instant on one node; columns:
         memory of a task. start_s: order to first progress of a new job. save_s: how long a task that leaves holds its
-        node. resume_s: order to restore to progress. migration_s: a whole migration as its job feels it. progress:
-        rate relative to a dedicated node, by yield.""",
+        node. resume_s: order to restore to progress. migration_s: a whole migration as its job feels it. parallel:
+        what a job of several tasks takes beyond that. progress: rate relative to a dedicated node, by yield.""",
     "migration_ways_s": "Whole migrations by each mechanism that was measured, on the grid of [overheads].",
     "quantity": """low, high: 95 % interval over n trials (none: not known). model: constant, linear over memory, shared
         (tasks at once share the total rate), levels (a line for each number of tasks at once), maximum. goodness:

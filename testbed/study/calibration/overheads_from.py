@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from testbed.study.calibration.experiments.live_migration import LiveMigration
+from testbed.study.calibration.experiments.mpi_save_restore import MpiSaveRestore
 from testbed.study.calibration.experiments.proportionality import Proportionality
 from testbed.study.calibration.experiments.save_restore import SaveRestore
 from testbed.study.calibration.experiments.start import Start
 from testbed.study.calibration.experiments.transfer import Transfer
-from testbed.study.calibration.fits import TimeFit
+from testbed.study.calibration.fits import TimeFit, median_interval
 from testbed.study.calibration.model import Grid, OverheadGrids, ProgressCurve, Quantity
-from testbed.study.calibration.quantities import WHOLE, Quantities, number
+from testbed.study.calibration.quantities import WHOLE, Column, Quantities, column, number
 from testbed.study.calibration.trials import Outcome, Trials
 
 GB_PER_MIB = 2**20 / 1e9
@@ -67,6 +68,7 @@ def overheads_from(
             resume_s=grid(resume),
             migration_s=ways[chosen],
             migration_ways_s=ways,
+            parallel=_parallel(trials, save, resume, start),
         ),
         notes,
     )
@@ -80,6 +82,44 @@ def _through_storage(
         notes.append("No transfer of images between nodes was measured: migration_s holds none.")
         return grid(save, resume)
     return grid(save, transfer, resume)
+
+
+def _parallel(trials: Trials, save: TimeFit, resume: TimeFit, start: TimeFit | None) -> dict[str, float] | None:
+    """Return what jobs of several tasks take beyond what is expected of as many tasks at once; None if not measured.
+
+    Only what is more than nothing for sure, with its whole interval.
+    """
+    jobs = [outcome for outcome in trials.of(MpiSaveRestore.name) if not outcome.condition.get("moved")]
+    begun = [outcome for outcome in trials.of(Start.name) if (number(outcome.condition, "tasks") or 1) > 1]
+    saves = _beyond(trials, jobs, ("save_s",), save)
+    resumes = _beyond(trials, jobs, ("restore_s", "first_progress_s"), resume)
+    starts = None if start is None else _beyond(trials, begun, ("ready_s",), start)
+    if saves is None and starts is None:
+        return None
+    found = {"start_s": starts or 0.0, "save_s": saves or 0.0, "resume_s": resumes or 0.0}
+    return {**found, "migration_s": found["save_s"] + found["resume_s"]}
+
+
+def _beyond(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], fit: TimeFit) -> float | None:
+    """Return the median of what was observed less what a fit expects, None without observations."""
+    nodes = trials.begin.get("nodes", {})
+    machines = len({facts.get("address") for facts in nodes.values()})
+    found = Column()
+    for outcome in outcomes:
+        tasks = int(number(outcome.condition, "tasks") or 1)
+        at_once = -(-tasks // max(machines, 1))  # nodes of one machine share its cores and its disk
+        expected_s = fit.predict_s(number(outcome.condition, "memory_mib") or 0.0, at_once)
+        for value, trial in zip(*_columns(outcome, names), strict=True):
+            found.add(value - expected_s, trial)
+    if not found.values:
+        return None
+    interval = median_interval(found.values, found.trials)
+    return round(interval.value, 6) if interval.low > 0.0 else 0.0
+
+
+def _columns(outcome: Outcome, names: Sequence[str]) -> tuple[list[float], list[int]]:
+    own = column([outcome], *names)
+    return own.values, own.trials
 
 
 def _grid_of(trials: Trials, storage: str, cache: str) -> tuple[list[float], list[int]]:

@@ -121,11 +121,9 @@ def owed_frac(run: LiveRun, caps: pl.DataFrame) -> float | None:
     """
     serial = [str(job.job_id) for job in run.facts.jobs if job.tasks == 1]
     own = caps.filter(pl.col("job").cast(pl.String).is_in(serial))
-    asked_s = (own["requested_cores"] * own["window_s"]).sum()
-    if not asked_s:
-        return None
-    missing = (own["requested_cores"] - own["achieved_cores"]).clip(lower_bound=0.0)
-    return float((missing * own["window_s"]).sum() / asked_s)
+    asked, got, window_s = (own[name].to_numpy() for name in ("requested_cores", "achieved_cores", "window_s"))
+    asked_s = float((asked * window_s).sum())
+    return float((np.maximum(asked - got, 0.0) * window_s).sum()) / asked_s if asked_s > 0.0 else None
 
 
 def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:

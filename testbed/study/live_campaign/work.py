@@ -26,11 +26,11 @@ def work(campaign: LiveCampaign, cases: Sequence[Case], record: Record, say: Say
     """
     total = campaign.repeats * len(cases)
     most = total if campaign.redo is None else campaign.redo
-    missing = []
+    missing: list[PlannedRun] = []
     for order in planned(campaign, cases):
         left = [each for each in order if not record.done(each.key)]
         while left:
-            again = []
+            again: list[PlannedRun] = []
             for each in left:
                 done = sum(record.done(one.key) for block in planned(campaign, cases) for one in block)
                 say(f"run {done + 1} of {total}: {each.key}")
