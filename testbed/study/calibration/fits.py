@@ -15,7 +15,7 @@ unit is the trial: intervals are bootstrapped over whole trials, and folds of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.measure.robust import Interval, expanded_interval, t_interval
+from testbed.study.calibration.lack_of_fit import LackOfFit, lack_of_fit
+from testbed.study.calibration.medians import weighted_median
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -58,7 +60,8 @@ class TimeFit:
 
     `fixed_s[i]` and `s_per_mib[i]` (None: no dependence on memory) belong to `levels[i]` tasks at once; a model that
     has one line has level 0. `total_s_per_mib` is the reciprocal of the total rate of "shared", `saturation` the number
-    of tasks at once that reach it. `error_frac` is the cross-validated error of each model that was tried.
+    of tasks at once that reach it. `error_frac` is the cross-validated error of each model that was tried. `lack` tells
+    whether it misses what was observed; `medians_s` are the observed medians by memory and tasks at once.
     """
 
     model: str
@@ -72,6 +75,8 @@ class TimeFit:
     residual_frac: Floats
     deviations: Floats
     trials: int
+    lack: LackOfFit | None
+    medians_s: Mapping[tuple[float, float], float]
 
     @property
     def goodness(self) -> float:
@@ -82,6 +87,14 @@ class TimeFit:
     def outliers(self) -> list[int]:
         """Indices of observations further than `OUTLIER_DEVIATIONS` from the others; they were used all the same."""
         return [int(index) for index in np.flatnonzero(np.abs(self.deviations) > OUTLIER_DEVIATIONS)]
+
+    def measured_s(self, memory_mib: float, concurrent: float) -> float:
+        """Return what a simulation should take: what is expected, but the observed median where the fit misses it."""
+        if self.lack is not None and self.lack.shown:
+            observed_s = self.medians_s.get((memory_mib, concurrent))
+            if observed_s is not None:
+                return max(observed_s, 0.0)
+        return self.predict_s(memory_mib, concurrent)
 
     def predict_s(self, memory_mib: float, concurrent: float) -> float:
         """Return the expected time of one task, never negative; between and beyond levels linear in tasks at once."""
@@ -130,23 +143,7 @@ def fit_times(sample: Sample) -> TimeFit | None:
         error_frac["levels"] = _left_out_error(sample, fitted["levels"])
     model = _simplest(error_frac, sample.trials)
     rows = _shared(sample, weights) if model == "shared" else fitted[model]
-    return _told(sample, model, rows, levels if model == "levels" else np.zeros(1), error_frac)
-
-
-def weighted_median(values: Floats, weights: Floats) -> Floats:
-    """Return the median of `values` (n,) or (R, n) under each row of `weights` (R, n); NaN for a row of zeros."""
-    if values.ndim == 1:
-        order = np.argsort(values, kind="stable")
-        ordered, weight = np.broadcast_to(values[order], weights.shape), weights[:, order]
-    else:
-        each = np.argsort(values, axis=1, kind="stable")
-        ordered, weight = np.take_along_axis(values, each, 1), np.take_along_axis(weights, each, 1)
-    below = np.cumsum(weight, axis=1)
-    half = below[:, -1:] / 2.0
-    lower = np.argmax(below >= half, axis=1)  # the two middle ones, the same where one holds the middle
-    upper = np.argmax(below > half, axis=1)
-    row = np.arange(weights.shape[0])
-    return np.where(below[:, -1] > 0.0, (ordered[row, lower] + ordered[row, upper]) / 2.0, np.nan)
+    return _told(sample, model, rows, levels if model == "levels" else np.zeros(1), error_frac, weights)
 
 
 def deviations_of(residuals: Floats) -> Floats:
@@ -358,7 +355,9 @@ def _simplest(error_frac: dict[str, float], trials: int) -> str:
     return chosen
 
 
-def _told(sample: Sample, model: str, rows: _Rows, levels: Floats, error_frac: dict[str, float]) -> TimeFit:
+def _told(
+    sample: Sample, model: str, rows: _Rows, levels: Floats, error_frac: dict[str, float], weights: Floats
+) -> TimeFit:  # fmt: skip
     expected_s = rows.expected_s(sample)[0]
     residual_frac = (sample.time_s - expected_s) / np.maximum(np.abs(expected_s), _least_s(sample.time_s))
 
@@ -377,4 +376,13 @@ def _told(sample: Sample, model: str, rows: _Rows, levels: Floats, error_frac: d
     return TimeFit(
         model, tuple(int(level) for level in levels), tuple(fixed_s), tuple(slopes), total, float(rows.saturation[0]),
         error_frac, expected_s, residual_frac, deviations_of(residual_frac), sample.trials,
+        lack_of_fit(sample.memory_mib, sample.concurrent, residual_frac, weights), _medians_s(sample),
     )  # fmt: skip
+
+
+def _medians_s(sample: Sample) -> dict[tuple[float, float], float]:
+    places = zip(sample.memory_mib.tolist(), sample.concurrent.tolist(), sample.time_s.tolist(), strict=True)
+    found: dict[tuple[float, float], list[float]] = {}
+    for memory_mib, concurrent, time_s in places:
+        found.setdefault((memory_mib, concurrent), []).append(time_s)
+    return {place: float(np.median(times)) for place, times in found.items()}

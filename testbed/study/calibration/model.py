@@ -23,7 +23,7 @@ class Quantity:
     of fit: "constant" (a median, or another statistic of its own), "linear" (a line over memory), "shared" (a line
     whose rate is shared by tasks at once), "levels" (a line for each number of tasks at once) or "maximum". `goodness`
     is the median absolute residual of the observations relative to what the model expects, NaN where that has no
-    meaning.
+    meaning. `lack_of_fit_p` is how likely chance alone makes a condition miss the model as much, NaN if not tested.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Quantity:
     goodness: float = float("nan")
     outliers: int = 0
     condition: Mapping[str, Value] = field(default_factory=dict)
+    lack_of_fit_p: float = float("nan")
 
     @property
     def bounded(self) -> bool:

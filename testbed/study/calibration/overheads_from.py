@@ -17,7 +17,7 @@ from testbed.study.calibration.experiments.save_restore import SaveRestore
 from testbed.study.calibration.experiments.start import Start
 from testbed.study.calibration.experiments.transfer import Transfer
 from testbed.study.calibration.fits import TimeFit, median_interval
-from testbed.study.calibration.model import Grid, OverheadGrids, ProgressCurve, Quantity
+from testbed.study.calibration.model import Grid, OverheadGrids, ProgressCurve, Quantity, condition_words
 from testbed.study.calibration.quantities import WHOLE, Column, Quantities, column, number
 from testbed.study.calibration.trials import Outcome, Trials
 
@@ -45,7 +45,7 @@ def overheads_from(
 
     def grid(*fits: TimeFit) -> Grid:
         return tuple(
-            tuple(round(sum(fit.predict_s(mib, level) for fit in fits), 6) for mib in memory_mib) for level in levels
+            tuple(round(sum(fit.measured_s(mib, level) for fit in fits), 6) for mib in memory_mib) for level in levels
         )
 
     ways = {SAVE_AND_RESTORE: _through_storage(found[Transfer.name].fit("transfer"), save, resume, grid, notes)}
@@ -56,6 +56,7 @@ def overheads_from(
     if chosen not in ways:
         notes.append(f"The scenario migrates by {chosen}, which was not measured: migration_s is by save and restore.")
         chosen = SAVE_AND_RESTORE
+    notes += [note for name, fit in (("save", save), ("resume", resume)) if (note := _missed(name, fit))]
     start = found[Start.name].fit("start", tasks=1) or found[Start.name].fit("start")
     if start is None:
         notes.append("No start of a job was measured: start_s is left out, and starts are free in a simulation.")
@@ -71,6 +72,18 @@ def overheads_from(
             parallel=_parallel(trials, save, resume, start),
         ),
         notes,
+    )
+
+
+def _missed(name: str, fit: TimeFit) -> str:
+    """Return a note on a fit that misses what was observed; empty if it does not."""
+    lack = fit.lack
+    if lack is None or not lack.shown:
+        return ""
+    where = condition_words({"memory_mib": round(lack.memory_mib), "concurrent": round(lack.concurrent)})
+    return (
+        f"{name}: a {fit.model} law of memory misses what was observed, by {lack.worst_frac:+.0%} at {where} "
+        f"(p = {lack.p:.2g}): {name}_s is the observed medians."
     )
 
 
@@ -108,7 +121,7 @@ def _beyond(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], f
     for outcome in outcomes:
         tasks = int(number(outcome.condition, "tasks") or 1)
         at_once = -(-tasks // max(machines, 1))  # nodes of one machine share its cores and its disk
-        expected_s = fit.predict_s(number(outcome.condition, "memory_mib") or 0.0, at_once)
+        expected_s = fit.measured_s(number(outcome.condition, "memory_mib") or 0.0, at_once)
         for value, trial in zip(*_columns(outcome, names), strict=True):
             found.add(value - expected_s, trial)
     if not found.values:

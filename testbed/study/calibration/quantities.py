@@ -7,13 +7,14 @@ else `save_fixed_s` and `save_mib_per_s`, and with a rate that tasks at once sha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 import numpy as np
 
 from testbed.measure.robust import Interval
 from testbed.study.calibration.fits import (
+    LEAST_TRIALS,
     OUTLIER_DEVIATIONS,
     Sample,
     TimeFit,
@@ -108,7 +109,7 @@ class Quantities:
         """
         if not values.values:
             return None
-        interval = median_interval(values.values, values.trials, quantile)
+        interval = median_interval(values.values, self._units(values.trials), quantile)
         if quantile != 0.5:
             return self.add(name, unit, interval, values, condition)
         numbers = np.asarray(values.values)
@@ -123,7 +124,9 @@ class Quantities:
     def ratio(self, name: str, top: Column, bottom: Column, condition: Condition) -> None:
         """Add the ratio of the medians of two columns of positive values, if both have some."""
         if top.values and bottom.values and min(*top.values, *bottom.values) > 0.0:
-            ratio = ratio_interval(top.values, top.trials, bottom.values, bottom.trials)
+            ratio = ratio_interval(
+                top.values, self._units(top.trials), bottom.values, self._units(bottom.trials)
+            )  # fmt: skip
             both = Column([*top.values, *bottom.values], [*top.trials, *bottom.trials])
             self.add(name, "1", ratio, both, condition)
 
@@ -155,7 +158,7 @@ class Quantities:
         if not rows:
             return
         memory, concurrent, time_s, trial = (np.array(values) for values in zip(*rows, strict=True))
-        fit = fit_times(Sample(memory, concurrent, time_s, trial))
+        fit = fit_times(Sample(memory, concurrent, time_s, np.array(self._units(trial.tolist()))))
         if fit is None:
             return
         self.fits.append((name, dict(condition), fit))
@@ -163,6 +166,15 @@ class Quantities:
             self._outlier(f"{name}_s", trial[index], time_s[index], fit.expected_s[index], fit.deviations[index])
         under = {**condition, **_not_varied(whole or outcomes)}
         self._parameters(name, fit, under, Column(time_s.tolist(), trial.tolist()), concurrent.tolist())
+
+    def _units(self, trials: Sequence[int]) -> list[int]:
+        """Return the independent unit of each trial: its block, if there are enough blocks.
+
+        A machine that is slower for minutes makes all trials of a block slower: they are no repeats of each other.
+        """
+        block = {outcome.trial: outcome.block for outcome in self.trials}
+        blocks = [block.get(trial, trial) for trial in trials]
+        return blocks if len(set(blocks)) >= LEAST_TRIALS else list(trials)
 
     def _parameters(self, name: str, fit: TimeFit, condition: Condition, all_of: Column, at_once: list[float]) -> None:
         far = fit.outliers
@@ -178,7 +190,11 @@ class Quantities:
             if fit.total_s_per_mib:
                 intervals.append((f"{name}_total_mib_per_s", "MiB/s", _reciprocal(fit.total_s_per_mib)))
             for what, unit, interval in intervals:
-                self.add(what, unit, interval, part, under, model=fit.model, goodness=goodness, outliers=outliers)
+                quantity = self.add(
+                    what, unit, interval, part, under, model=fit.model, goodness=goodness, outliers=outliers
+                )
+                if fit.lack is not None:
+                    self.found[-1] = replace(quantity, lack_of_fit_p=fit.lack.p)
 
     def _outlier(self, name: str, trial: float, value: float, expected: float, deviations: float) -> None:
         self.outliers.append(Outlier(name, int(trial), float(value), float(expected), float(deviations)))

@@ -49,8 +49,10 @@ class MpiSaveRestore(Experiment):
         count, few = len(lab.facts), quick or emulated(lab)
         pair = _pair(lab)
         moves = (0, 1) if count > 1 else (0,)
-        levels = levels_mib(lab, pair, 2)  # as if all were on one node: nodes may share the memory of a machine
-        found = [_condition(mib, pair, "ring", moved) for mib in (levels[-1:] if few else levels) for moved in moves]
+        levels = levels_mib(lab, pair, 1 if quick else 4)  # as if all were on one node: nodes may share a machine
+        found = [
+            _condition(mib, pair, "ring", moved) for mib in levels for moved in (moves if mib == levels[-1] else (0,))
+        ]
         shared = 2 * pair
         if not few and _most_on_a_node(shared, count) <= MOST_CONCURRENT:
             found += [_condition(mib, shared, "all-to-all", 0) for mib in levels_mib(lab, shared, 2)[:1]]

@@ -59,7 +59,7 @@ _PROGRAM = "eatcpu"
 _SAME_BUT_TOUCHED = ("memory_mib", "storage", "cache", "concurrent", "program")
 _WAYS = ("touched_frac", "storage", "cache", "program")
 _MOST_LINES = 14
-_SIZES_ALONE = 5
+_SIZES_ALONE, _SIZES = 5, 4  # of guests that are alone, and of several at once
 _PHASES = (
     ("save", "save_s", "save"),
     ("restore", "restore_s", "restore"),
@@ -93,7 +93,7 @@ class SaveRestore(Experiment):
         few = quick or emulated(lab)
         grid = [
             (mib, concurrent)
-            for concurrent, levels in self._grid(lab, quick=quick)
+            for concurrent, levels in self._grid(quick=quick)
             for mib in levels_mib(lab, concurrent, levels)
         ]
         found = [_condition(mib, concurrent) for mib, concurrent in grid]
@@ -108,12 +108,12 @@ class SaveRestore(Experiment):
         return found
 
     @staticmethod
-    def _grid(lab: LabFacts, *, quick: bool) -> Sequence[tuple[int, int]]:
+    def _grid(*, quick: bool) -> Sequence[tuple[int, int]]:
         """Return numbers of guests at once, each with the number of memory sizes."""
         if quick:
             return (1, 2), (MOST_CONCURRENT, 2)
         alone = (1, _SIZES_ALONE)  # enough to see whether times grow linearly with memory
-        return (alone, (MOST_CONCURRENT, 2)) if emulated(lab) else (alone, (2, 2), (4, 2))
+        return alone, *((concurrent, _SIZES) for concurrent in range(2, MOST_CONCURRENT + 1))
 
     @staticmethod
     def _has_memory_store(lab: LabFacts, memory_mib: int) -> bool:

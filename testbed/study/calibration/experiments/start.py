@@ -15,7 +15,6 @@ from testbed.study.calibration.experiments.felt import (
     MOST_CONCURRENT,
     boot_s,
     cores_of,
-    emulated,
     group,
     lab_of,
     lacks,
@@ -42,6 +41,7 @@ from testbed.study.report.calibration.data import (
 from testbed.study.report.calibration.memory import Phase, phase_chart
 from testbed.study.report.page.style import Absent, Chart, Headline
 
+_SIZES = 4  # enough to see whether times grow linearly with memory
 STRETCH_THRESHOLD_S = 10.0  # [RR 2.2]: shorter turn-around times count as this; a start is felt against it
 
 
@@ -66,13 +66,17 @@ class Start(Experiment):
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
         """Return memory sizes alone, several jobs at once, and MPI jobs over the nodes."""
-        found = [_condition(mib) for mib in levels_mib(lab, 1, 2)]
-        if most_mib(lab, MOST_CONCURRENT) >= least_mib(lab):
-            found.append(_condition(least_mib(lab), concurrent=MOST_CONCURRENT))
+        found = [_condition(mib) for mib in levels_mib(lab, 1, 2 if quick else _SIZES)]
+        several = (MOST_CONCURRENT,) if quick else range(2, MOST_CONCURRENT + 1)
+        found += [
+            _condition(least_mib(lab), concurrent=concurrent)
+            for concurrent in several
+            if most_mib(lab, concurrent) >= least_mib(lab)
+        ]
         ranks = max(2, min(len(lab.facts), MOST_CONCURRENT))
         if lab.able("mpi"):
             levels = levels_mib(lab, -(-ranks // len(lab.facts)), 2)
-            found += [_condition(mib, tasks=ranks) for mib in (levels[:1] if quick or emulated(lab) else levels)]
+            found += [_condition(mib, tasks=ranks) for mib in (levels[:1] if quick else levels)]
         return found
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
