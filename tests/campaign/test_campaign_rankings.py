@@ -38,7 +38,7 @@ resume_s = [[3, 5]]
 migration_s = [[6, 10]]
 """
 DFRS = "GreedyPM */per/OPT=MIN/MINVT=600"
-MODELS = ["constant:300", "calibration#constant", "calibration"]
+MODELS = ["constant:300", "calibration#constant", "calibration#extrapolate"]
 ASKS = f"overheads = {MODELS!r}\nbound =".replace("'", '"')
 RANKING = '\n[[rankings]]\nname = "ranking"\ntitle = "Ranks"\nmeasure = "mean_stretch"\n'
 
@@ -112,9 +112,12 @@ def test_a_campaign_with_a_calibration_is_simulated_ranked_and_drawn(tmp_path: P
     by = {(row["trace"], row["policy"], row["overheads"]): float(str(row["mean_stretch"])) for row in rows}
     for trace in {str(row["trace"]) for row in rows}:
         assert by[trace, "FCFS", "constant:300"] == by[trace, "FCFS", "calibration#constant"]
-        assert by[trace, "FCFS", "calibration"] > by[trace, "FCFS", "constant:300"]  # starts cost
-        assert by[trace, "EQUIPARTITION", "calibration"] == by[trace, "EQUIPARTITION", "constant:300"]
-    assert "  calibration: 3 to 10 s, starts cost, places are held while they are saved, concurrency by node" in text
+        assert by[trace, "FCFS", "calibration#extrapolate"] > by[trace, "FCFS", "constant:300"]  # starts cost
+        assert by[trace, "EQUIPARTITION", "calibration#extrapolate"] == by[trace, "EQUIPARTITION", "constant:300"]
+    assert (
+        "  calibration#extrapolate: 3 to 10 s, starts cost, places are held while they are saved, concurrency by node"
+        in text
+    )
     assert "  calibration#constant: 7.5 s" in text
     assert "mean mean_stretch over 8 traces" in text
     for suffix in ("tables/ranking.csv", "tables/ranking.tex", "tables/ranking-models.csv", "figures/ranking.svg"):

@@ -25,6 +25,7 @@ from support.old_runs.old_run_answers import (
 )
 from support.old_runs.old_run_archive import RUNS, archive, unpack
 
+from testbed.cli.bodies.compare import NOT_SHOWN_CODE
 from testbed.cli.compare import compare
 from testbed.cli.report import report
 from testbed.errors import UserError
@@ -132,11 +133,17 @@ def test_a_comparison_with_the_simulation_gives_the_same(name, run, check_pinned
     check_pinned(PINNED / f"{name}-compare.json", compare_answers(run), sums)
 
 
-def test_the_runs_were_disturbed_and_are_left_out_of_comparisons(run):
+def test_disturbed_runs_are_left_out_of_comparisons_and_slower_cores_are_no_reason(name, run):
+    """The cores of the nested Xen nodes had 0.54 times their speed: the simulation follows that."""
     result = run_command(compare, run, "--json")
     found = json.loads(result.stdout)
-    assert result.return_value == 1
-    assert (found["left_out"], found["groups"]) == ([run.name], [])
+    if name == "xen":
+        assert (result.return_value, found["left_out"]) == (NOT_SHOWN_CODE, [])
+        (statistics,) = [group["statistics"] for group in found["groups"]]
+        assert statistics["max_stretch"]["mean_error_frac"] < 0.1 < statistics["max_stretch"]["raw_mean_error_frac"]
+    else:
+        assert result.return_value == 1
+        assert (found["left_out"], found["groups"]) == ([run.name], [])
 
 
 def test_every_decision_is_made_again_bit_for_bit(name, run):

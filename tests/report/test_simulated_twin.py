@@ -120,7 +120,7 @@ parallel = [0.6, 1.0]
 @pytest.mark.parametrize("policy", ["MCB8 */OPT=MIN/MINVT=600", BEST, "EASY"])
 def test_the_twin_knows_all_of_a_calibration_and_tells_every_decision(policy: str, tmp_path: Path) -> None:
     (tmp_path / "calibration.toml").write_text(CALIBRATION)
-    overheads = parse_overheads(str(tmp_path / "calibration.toml")).scaled(50.0)
+    overheads = parse_overheads(f"{tmp_path / 'calibration.toml'}#extrapolate").scaled(50.0)
     jobs = dense_trace()
     plain = simulate(jobs, 4, parse(policy), overheads, debug=True, compiling=NEVER)
     twin = simulate_schedule(jobs, NAMES, parse(policy), overheads, node_memory_gb=8.0, time_scale=50.0)

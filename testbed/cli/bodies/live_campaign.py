@@ -84,11 +84,11 @@ def _power_words(table: CompareTable, repeats: int) -> str:
 
 def _compare(table: CompareTable, overheads: str | None, record: Record) -> int:
     from testbed.cli.bodies.compare import exit_code  # noqa: PLC0415  # needs the extra report
-    from testbed.study.compare.document import document  # noqa: PLC0415  # as above
-    from testbed.study.compare.page import study_page  # noqa: PLC0415  # as above
-    from testbed.study.compare.study import study  # noqa: PLC0415  # as above
-    from testbed.study.compare.tables import print_study  # noqa: PLC0415  # as above
-    from testbed.study.report.page.document import write_page  # noqa: PLC0415  # as above
+    from testbed.study.compare.document import document  # noqa: PLC0415  # needs the extra report
+    from testbed.study.compare.page import study_page  # noqa: PLC0415  # needs the extra report
+    from testbed.study.compare.study import study  # noqa: PLC0415  # needs the extra report
+    from testbed.study.compare.tables import print_study  # noqa: PLC0415  # needs the extra report
+    from testbed.study.report.page.document import write_page  # noqa: PLC0415  # needs the extra report
 
     goals = dict(zip(("turnaround", "max_stretch"), table.goals, strict=True))
     model = None if overheads is None else parse_overheads(overheads)
