@@ -58,10 +58,13 @@ class Preparation:
     async def rates(
         self, fleet: Fleet, kinds: Mapping[Shape, Job], recorder: Recorder, display: Display
     ) -> dict[Shape, float]:
-        """Return the work units per second of a core for each kind, measured unless the scenario gives them."""
-        programs = self._scenario.programs
-        if programs.units_per_core_s is not None:
-            rates = dict.fromkeys(kinds, programs.units_per_core_s)
+        """Return the work units per second of a core for each kind, measured unless the scenario gives them.
+
+        Nodes of a dry run have a speed of their own, which is measured.
+        """
+        given = self._scenario.programs.units_per_core_s
+        if given is not None and not recorder.directory.is_dry:
+            rates = dict.fromkeys(kinds, given)
         else:
             display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
             rates = await self._measure(fleet, kinds, recorder)

@@ -349,3 +349,13 @@ def test_different_nodes_are_refused() -> None:
     chosen = scenario(nodes=[{"name": "a", "cpus": 1}, {"name": "b", "cpus": 2}])
     with pytest.raises(UserError, match="the same cpus and memory_mib"):
         check_jobs(five_jobs(), parse(BEST), chosen)
+
+
+def test_a_rehearsal_takes_as_long_whatever_speed_of_a_core_the_scenario_gives(tmp_path: Path) -> None:
+    """Nodes that do nothing have a speed of their own: work that is sized by another one would take another time."""
+    ends = []
+    for programs in ({}, {"units_per_core_s": 1_234_567.0}):
+        result, _journal = rehearse(tmp_path, five_jobs(), programs=programs)
+        with (result.path / "jobs.csv").open() as file:
+            ends.append([float(row["end_time_s"]) for row in csv.DictReader(file)])
+    assert ends[1] == pytest.approx(ends[0], rel=1e-3)
