@@ -1,0 +1,190 @@
+"""The tables of [RR] as they were printed beside a campaign: what agrees within the sampling error, and what does not.
+
+    testbed campaign rr7659-catalogue --out catalogue            # hours, resumable
+    python benchmarks/against_print.py catalogue --json print.jsonl > page.md
+
+The traces of print are not ours: both are 100 draws of one model. So a mean of synthetic traces agrees if it differs by
+no more than 1.96 standard errors of the difference: ours by a bootstrap over seeds, print's from its own standard
+deviation where that is printed, else as large as ours. Standard deviations are compared in the same way, both errors by
+our bootstrap. Maxima of 100 draws are shown and not judged. The weeks of HPC2N are the same in both, so there a value
+agrees if it is within one per cent, or rounds to what is printed. Print's EASY is set beside EASY and beside EASY/2011,
+which backfills only beside the reservation; its degradations beside both bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import UserError
+
+Floats = NDArray[np.float64]
+
+PRINTED = Path(__file__).parent / "printed/rr7659.csv"
+RESAMPLES = 1000
+BOUNDS = {"fluid": "degradation_fluid", "Theorem 1": "degradation_theorem1"}
+NAMES = {"EASY": ("EASY", "EASY/2011")}
+SETS = {"real-world": ("hpc2n", 0.0), "unscaled": ("unscaled", 0.0), "scaled": ("scaled", 0.0),
+        "scaled, load 0.7 and more": ("scaled", 0.7)}  # fmt: skip
+CLOSE_FRAC = 0.01
+
+
+class Compared(NamedTuple):
+    """A printed value beside ours; `error` is the standard error of the difference, NaN for what is not judged."""
+
+    table: str
+    traces: str
+    algorithm: str
+    measure: str
+    statistic: str
+    ours_of: str
+    printed: float
+    ours: float
+    error: float
+    agrees: bool | None
+
+
+def read_results(folder: Path) -> list[dict[str, str]]:
+    """Read the results of a campaign; raise `UserError` if there are none."""
+    try:
+        with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError as error:
+        raise UserError(f"{folder}/results.csv: {error.strerror}: expected the folder of a campaign") from error
+
+
+def statistic_of(name: str, values: Floats) -> float:
+    """Return the mean, the sample standard deviation or the maximum."""
+    if name == "mean":
+        return float(values.mean())
+    return float(values.std(ddof=1)) if name == "std" else float(values.max())
+
+
+def bootstrap_error(name: str, by_seed: Sequence[Floats]) -> float:
+    """Return the standard error of a statistic over seeds."""
+    draw = np.random.default_rng(1)
+    found = []
+    for _ in range(RESAMPLES):
+        chosen = draw.integers(0, len(by_seed), len(by_seed))
+        found.append(statistic_of(name, np.concatenate([by_seed[index] for index in chosen])))
+    return float(np.std(found, ddof=1))
+
+
+def compare(rows: Sequence[Mapping[str, str]]) -> list[Compared]:
+    """Compare all printed values for which there are results."""
+    cases: dict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
+    for row in rows:
+        cases[row["traces"], row["policy"]].append(row)
+    with PRINTED.open(encoding="utf-8", newline="") as file:
+        printed = list(csv.DictReader(file))
+    deviation = {
+        (each["table"], each["traces"], each["algorithm"]): float(each["value"])
+        for each in printed if each["statistic"] == "std"
+    }  # fmt: skip
+    found = []
+    for each in printed:
+        traces, least_load = SETS[each["traces"]]
+        columns = BOUNDS if each["measure"] == "degradation" else {each["measure"]: each["measure"]}
+        for policy in NAMES.get(each["algorithm"], (each["algorithm"],)):
+            own = [row for row in cases[traces, policy] if not least_load or float(row["load"]) >= least_load]
+            for label, column in columns.items():
+                values = [(row["seed"] or row["week"], float(row[column])) for row in own if row.get(column)]
+                if values:
+                    std = deviation.get((each["table"], each["traces"], each["algorithm"]))
+                    ours_of = f"{policy}, {label}" if columns is BOUNDS else policy
+                    found.append(judged(each, ours_of, values, std))
+    return found
+
+
+def judged(
+    each: Mapping[str, str], ours_of: str, values: Sequence[tuple[str, float]], printed_std: float | None
+) -> Compared:
+    """Compare one value with results by seed or week."""
+    name, printed = each["statistic"], float(each["value"])
+    numbers = np.array([value for _, value in values])
+    ours = statistic_of(name, numbers)
+    place = (each["table"], each["traces"], each["algorithm"], each["measure"], name, ours_of, printed, ours)
+    if each["traces"] == "real-world":
+        digits = len(each["value"].partition(".")[2])
+        close = abs(ours - printed) <= CLOSE_FRAC * abs(printed) or round(ours, digits) == printed
+        return Compared(*place, 0.0, close)
+    if name == "max":
+        return Compared(*place, float("nan"), None)
+    by_seed: dict[str, list[float]] = defaultdict(list)
+    for seed, value in values:
+        by_seed[seed].append(value)
+    own = bootstrap_error(name, [np.array(some) for some in by_seed.values()])
+    theirs = own
+    if name == "mean" and printed_std is not None:
+        ratio = printed_std / numbers.std(ddof=1) if numbers.std() > 0.0 else 1.0
+        theirs = own * ratio  # values of one seed at several loads are no independent draws
+    error = float(np.hypot(own, theirs))
+    rounding = 0.5 * 10.0 ** -len(each["value"].partition(".")[2])
+    return Compared(*place, error, abs(ours - printed) <= 1.96 * error + rounding)
+
+
+def page(found: Sequence[Compared]) -> str:
+    """Return the summary and all rows as Markdown."""
+    lines = ["| table | traces | measure | ours | values judged | agree |", "|---|---|---|---|---|---|"]
+    groups: dict[tuple[str, str, str, str], list[Compared]] = defaultdict(list)
+    for each in found:
+        label = each.ours_of.rpartition(", ")[2] if each.measure == "degradation" else ""
+        groups[each.table, each.traces, each.measure, label].append(each)
+    for (table, traces, measure, label), some in groups.items():
+        told = [each.agrees for each in some if each.agrees is not None]
+        share = f"{sum(told)} ({sum(told) / len(told):.0%})" if told else ""
+        lines.append(f"| {table} | {traces} | {measure} | {label} | {len(told)} | {share} |")
+    columns = (
+        "table",
+        "traces",
+        "algorithm",
+        "measure",
+        "statistic",
+        "printed",
+        "ours",
+        "of",
+        "s.e. of difference",
+        "",
+    )
+    lines += ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for each in found:
+        error = "" if not each.error > 0.0 else f"{each.error:,.3g}"
+        mark = "" if each.agrees is None else "agrees" if each.agrees else "**differs**"
+        lines.append(
+            f"| {each.table} | {each.traces} | {each.algorithm.replace('*', chr(92) + '*')} | {each.measure} | "
+            f"{each.statistic} | {each.printed:,g} | {each.ours:,.4g} | {each.ours_of.replace('*', chr(92) + '*')} | "
+            f"{error} | {mark} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="CAMPAIGN", help="folders of campaigns")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="a line of JSON for each value")
+    options = parser.parse_args()
+    try:
+        rows = [row for folder in options.folders for row in read_results(folder)]
+    except UserError as error:
+        sys.exit(f"against_print: {error}")
+    found = compare(rows)
+    if options.json:
+        with options.json.open("w", encoding="utf-8") as file:
+            for each in found:
+                line = each._asdict() | {"error": each.error if np.isfinite(each.error) else None}
+                file.write(json.dumps(line) + "\n")
+    print(page(found))
+
+
+if __name__ == "__main__":
+    main()
