@@ -71,6 +71,11 @@ def read_event(event: events.Trigger) -> Event:
     return Event(event.completed, event.submitted, event.periodic, event.changed)
 
 
+def read_choice(choice: events.Choice) -> Decision:
+    """Rebuild a journalled decision."""
+    return Decision(np.array(choice.task_node, dtype=np.int64), np.array(choice.yield_frac, dtype=np.float64))
+
+
 def same_bits(decision: Decision, recorded: events.Choice) -> bool:
     """Whether a decision equals a journalled one in every bit."""
     return (

@@ -53,6 +53,9 @@ def test_a_rehearsal_and_its_simulation_agree_when_its_overheads_are_given(rehea
     assert decisions["triggers_in_both"] >= 20
     assert decisions["running_jaccard_over_time"] > 0.9999
     assert max(each["yield_gap"] for each in decisions["decisions"]) < 1e-3
+    step = group["by_run"][0]["one_step"]
+    assert (step["same_placement_frac"], step["decisions"] >= 10) == (1.0, True)
+    assert step["progress_error_median_s"] < 1.0
     for job in group["by_run"][0]["jobs"]:
         one, other = job["live"], job["simulated"]
         assert (one["preemptions"], one["migrations"]) == (other["preemptions"], other["migrations"])
@@ -75,8 +78,9 @@ def test_a_wrong_penalty_makes_a_difference_and_is_found_as_its_source(rehearsed
     assert wrong.return_value == 1
     data = found(*runs, "--overheads", "constant:300")
     assert data["verdict"] == DIFFERENT
-    first = data["groups"][0]["by_run"][0]["decisions"]["first_divergence"]
-    assert first is not None
+    found_run = data["groups"][0]["by_run"][0]
+    assert found_run["decisions"]["first_divergence"] is not None
+    assert found_run["one_step"]["same_placement_frac"] > found_run["decisions"]["same_placement_frac"]
     by_job = {each["job"]: each["difference"] for each in data["groups"][0]["sources"]}
     penalties = [abs(each["penalty_s"]) for each in by_job.values() if abs(each["penalty_s"]) > 1]
     assert min(penalties) == pytest.approx(300, rel=0.01), "a job that is resumed once is held up for 300 s"

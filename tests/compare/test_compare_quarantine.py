@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.compare.compared_runs import Entry, add, add_offline, dry_run, repeat
 
+from testbed import Run as RunDirectory
 from testbed.study.compare.live import read_live, segment_of
 from testbed.study.compare.load import machines
 from testbed.study.compare.quarantine import Health, Limits, examine
@@ -288,3 +289,15 @@ def test_segments_are_of_jobs_nodes_scale_and_seed_and_not_of_the_policy(run: Pa
     own = segment_of(read_live(run).facts)
     assert other(policy="EASY", period_s=None) == own
     assert len({own, other(seed=77), other(time_scale=61.0), other(nodes={})}) == 4
+
+
+def test_the_noise_of_a_run_is_a_row_for_each_node_and_second(run: Path) -> None:
+    path = repeat(run, "noisy", **probed(1000.0, 800.0))
+    found = RunDirectory(path).noise
+    assert found.columns == ["node", "t_s", "core_speed", "foreign_cores"]
+    assert set(found["node"]) == {"node-0", "node-1"}
+    assert found["core_speed"].to_list() == [0.8] * found.height
+    assert found["foreign_cores"].max() == 0.0
+    busy = RunDirectory(repeat(run, "busy-noise", **real(1.0))).noise
+    assert busy["core_speed"].count() == 0, "nobody probed"
+    assert 2.0 <= busy["foreign_cores"].mean() <= 4.0

@@ -155,6 +155,15 @@ class Run:
         """One row per window in which a CPU cap was compared with what its guest used."""
         return self.points("cap")
 
+    @property
+    def noise(self) -> pl.DataFrame:
+        """One row per node and second of the replay: how fast its cores were, and what others used of its machine."""
+        need("query", "data frames")
+        from testbed.study.compare.live import read_live  # noqa: PLC0415  # needs polars
+        from testbed.study.compare.noise import MEASUREMENTS, noise_frame  # noqa: PLC0415  # needs polars
+
+        return noise_frame(read_live(self.path), {name: self.points(name) for name in MEASUREMENTS})
+
     @cached_property
     def journal(self) -> pl.DataFrame:
         """One row per entry of the journal; `testbed.run.journal.read_events` yields them as typed events."""

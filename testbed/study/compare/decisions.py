@@ -57,16 +57,21 @@ class DecisionRecord:
 
     @property
     def shape(self) -> Counter[frozenset[tuple[int, int]]]:
-        """The placement without the names of nodes: how often each content of a node occurs.
+        """The placement without the names of nodes."""
+        return shape_of(self.placement)
 
-        The content of a node is how many tasks of which job it has. Nodes are identical and tasks of a job are
-        interchangeable, so two placements differ by a renaming of nodes if and only if their shapes are equal.
-        """
-        contents: dict[int, Counter[int]] = {}
-        for job, nodes in self.placement.items():
-            for node in nodes:
-                contents.setdefault(node, Counter())[job] += 1
-        return Counter(frozenset(content.items()) for content in contents.values())
+
+def shape_of(placement: Mapping[int, tuple[int, ...]]) -> Counter[frozenset[tuple[int, int]]]:
+    """Return a placement without the names of nodes: how often each content of a node occurs.
+
+    The content of a node is how many tasks of which job it has. Nodes are identical and tasks of a job are
+    interchangeable, so two placements differ by a renaming of nodes if and only if their shapes are equal.
+    """
+    contents: dict[int, Counter[int]] = {}
+    for job, nodes in placement.items():
+        for node in nodes:
+            contents.setdefault(node, Counter())[job] += 1
+    return Counter(frozenset(content.items()) for content in contents.values())
 
 
 class Numbering:
@@ -104,7 +109,7 @@ def of_journal(event: events.Decision, period_s: float | None, numbering: Number
     """Return the record of a decision in a journal; decisions come in their order."""
     view, trigger, decision = event.view, event.event, event.decision
     jobs, time_s = view.job_id, view.time_s
-    placement = _placement(jobs, view.tasks, decision.task_node)
+    placement = placement_of(jobs, view.tasks, decision.task_node)
     passes = int((time_s + _SLACK_S) // period_s) if trigger.periodic and period_s else None
     return DecisionRecord(
         time_s=time_s,
@@ -157,7 +162,8 @@ def of_simulation(simulation: Simulation, period_s: float | None) -> tuple[Decis
     return tuple(sorted(records, key=lambda record: record.time_s))
 
 
-def _placement(jobs: Sequence[int], tasks: Sequence[int], task_node: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def placement_of(jobs: Sequence[int], tasks: Sequence[int], task_node: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Return the nodes of the tasks of each job that has any, of the columns of a view and a decision on it."""
     places, first = {}, 0
     for job, count in zip(jobs, tasks, strict=True):
         nodes = tuple(task_node[first : first + count])

@@ -53,6 +53,7 @@ def _group(group: Group) -> dict[str, Any]:
         "work": "cpu-time" if group.of_cpu_time else "units",
         "corrected_for_core_speed": [pair.run.facts.name for pair in group.pairs if pair.speeds is not None],
         "verdict": group.verdict,
+        "repeats_same_placement_frac": group.repeats_same_frac,
         "noise": None
         if noise is None
         else {
@@ -99,6 +100,13 @@ def _pair(pair: RunPair) -> dict[str, Any]:
         "run": pair.run.facts.name,
         "schedule_agreement_frac": pair.agreement_frac,
         "decisions": _alignment(pair.alignment),
+        "one_step": None
+        if pair.one_step is None
+        else {
+            "decisions": pair.one_step.decisions,
+            "same_placement_frac": pair.one_step.same_frac,
+            "progress_error_median_s": pair.one_step.progress_error_s,
+        },
         "jobs": [asdict(job) for job in pair.jobs],
     }
 

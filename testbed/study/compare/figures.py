@@ -6,7 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from testbed.measure.frames import load_points
 from testbed.study.compare.accounting import PARTS
+from testbed.study.compare.noise import MEASUREMENTS, noise_frame
 from testbed.study.compare.pairs import table
 from testbed.study.compare.study import TITLES, Group
 from testbed.study.report.page.style import (
@@ -16,6 +18,7 @@ from testbed.study.report.page.style import (
     INK,
     ORANGE,
     VERMILION,
+    Absent,
     Chart,
     legend_outside,
     log_scale,
@@ -124,6 +127,34 @@ def bands(group: Group, number: int) -> Chart:
         f"the latter is the edge of the noise band. n = {len(group.pairs)} live runs."
     )
     return Chart(f"band-{number}", "Errors against the noise band", caption, words, draw, height_in=4.2)
+
+
+def noise(group: Group, number: int) -> Chart | Absent:
+    """Return the speed of cores and the load of others over the time of each run."""
+    title, name = "Speed of cores and load of others", f"noise-{number}"
+    frames = [(pair.run, noise_frame(pair.run, load_points(pair.run.facts.path, MEASUREMENTS))) for pair in group.pairs]
+    told = [(run, frame) for run, frame in frames if frame["core_speed"].count() or frame["foreign_cores"].count()]
+    if not told:
+        return Absent(name, title, "no agent has told of them")
+    columns = (("core_speed", "core speed (relative)"), ("foreign_cores", "cores of others"))
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(2, 1, sharex=True)
+        for axes, (column, label) in zip(panels, columns, strict=True):
+            axes.set_ylabel(label)
+            for place, (_run, frame) in enumerate(told):
+                for part in frame.partition_by("node", maintain_order=True):
+                    axes.plot(part["t_s"], part[column], color=CYCLE[place % len(CYCLE)], linewidth=0.8, alpha=0.8)
+        panels[0].axhline(1.0, color=INK, linewidth=0.8)
+        panels[-1].set_xlabel("wall s since the replay began")
+
+    speeds = [float(str(frame["core_speed"].median())) for _run, frame in told if frame["core_speed"].count()]
+    words = f"median core speed {min(speeds):.2f} to {max(speeds):.2f}" if speeds else "core speed not told"
+    caption = (
+        "Above: speed of each node's cores by its agent's probes, relative to that when dedicated rates were measured. "
+        f"Below: cores of each machine that nothing of the lab used. One colour a run; n = {len(told)} runs."
+    )
+    return Chart(name, title, caption, words, draw, height_in=4.2, wide=True)
 
 
 def sources(group: Group, number: int) -> Chart:

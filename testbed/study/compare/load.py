@@ -27,6 +27,14 @@ class ForeignLoad(NamedTuple):
     p95_frac: float | None
 
 
+class ForeignShares(NamedTuple):
+    """CPU time of others by interval (I,): its end, Unix seconds; their share of all cores; its length."""
+
+    at_s: Floats
+    share: Floats
+    length_s: Floats
+
+
 class Sampling(NamedTuple):
     """The completeness of the nodes' samples, for the node that has the fewest; None without samples.
 
@@ -67,13 +75,12 @@ def foreign_load(run: LiveRun, nodes: pl.DataFrame, guests: pl.DataFrame, contro
     worst = ForeignLoad("", None, None)
     for machine, names in machines(run).items():
         here = controller if machine == CONTROLLERS_MACHINE else controller.clear()
-        shares = _foreign_shares(run, names, nodes, guests, here)
+        shares = foreign_shares(run, names, nodes, guests, here)
         if shares is None:
             continue
-        share, weight = shares
-        mean = float(np.average(share, weights=weight))
+        mean = float(np.average(shares.share, weights=shares.length_s))
         if worst.mean_frac is None or mean > worst.mean_frac:
-            worst = ForeignLoad(machine, mean, float(np.quantile(share, 0.95)))
+            worst = ForeignLoad(machine, mean, float(np.quantile(shares.share, 0.95)))
     return worst
 
 
@@ -88,10 +95,13 @@ def machines(run: LiveRun) -> dict[str, list[str]]:
     return found
 
 
-def _foreign_shares(
+def foreign_shares(
     run: LiveRun, names: Sequence[str], nodes: pl.DataFrame, guests: pl.DataFrame, controller: pl.DataFrame
-) -> tuple[Floats, Floats] | None:
-    """Return the share of others in each interval between samples of one node of a machine, and its length."""
+) -> ForeignShares | None:
+    """Return the share of others in each interval between samples of one node of a machine; None if not recorded.
+
+    `names` are the nodes of the machine; `controller` has points if it is the controller's own.
+    """
     watched = _within(run, nodes.filter(pl.col("node").cast(pl.String) == names[0]))
     times = seconds(watched)
     facts = run.facts.manifest["nodes"][names[0]]
@@ -111,7 +121,7 @@ def _foreign_shares(
     lengths = np.diff(times)
     busy = watched["cpu_frac"].to_numpy()[1:]
     share = busy - np.diff(own) / (lengths * float(cores))
-    return np.clip(share, 0.0, 1.0), lengths
+    return ForeignShares(times[1:], np.clip(share, 0.0, 1.0), lengths)
 
 
 def owed_frac(run: LiveRun, caps: pl.DataFrame) -> float | None:

@@ -9,7 +9,7 @@ from math import isfinite
 
 from testbed.study.compare.accounting import PARTS
 from testbed.study.compare.equivalence import EQUAL
-from testbed.study.compare.figures import bands, dumbbells, scatter, sources
+from testbed.study.compare.figures import bands, dumbbells, noise, scatter, sources
 from testbed.study.compare.sentences import (
     core_speed,
     decisions,
@@ -98,7 +98,8 @@ def _group_sections(group: Group, number: int, *, alone: bool) -> list[Section]:
     words = tuple((f"Decisions of {name}", "\n".join(lines)) for name, lines in both)
     return [
         Section(
-            f"errors-{number}", f"Errors{of}", (bands(group, number), scatter(group, number), dumbbells(group, number)),
+            f"errors-{number}", f"Errors{of}",
+            (bands(group, number), scatter(group, number), dumbbells(group, number), noise(group, number)),
             (_jobs_table(group, number),), lead=lead,
         ),
         Section(

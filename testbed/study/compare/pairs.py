@@ -15,6 +15,7 @@ from testbed.study.compare.accounting import Ended, Parts, account
 from testbed.study.compare.alignment import Alignment, align
 from testbed.study.compare.decisions import of_simulation
 from testbed.study.compare.live import LiveRun
+from testbed.study.compare.one_step import OneStep, one_step
 from testbed.study.report.run.difference import difference
 from testbed.study.report.run.simulated import Simulation, simulate_run
 
@@ -54,7 +55,8 @@ class JobPair:
 class RunPair:
     """A run and its simulation; `jobs` by number. `agreement_frac` is that of the two schedules, node by node.
 
-    The simulation is on nodes of these `speeds`; it has constant ones without.
+    The simulation is on nodes of these `speeds`; it has constant ones without. `one_step` is None where there is no
+    model of one.
     """
 
     run: LiveRun
@@ -62,6 +64,7 @@ class RunPair:
     jobs: tuple[JobPair, ...]
     alignment: Alignment
     agreement_frac: float
+    one_step: OneStep | None
     speeds: NodeSpeeds | None = None
 
     def live(self, name: str) -> Floats:
@@ -114,6 +117,7 @@ def pair(run: LiveRun, overheads: Overheads | None, speeds: NodeSpeeds | None = 
         jobs,
         align(run.decisions, decisions, simulation.schedule, until_s),
         difference(run.schedule, simulation.schedule).agreement_frac,
+        one_step(run, simulation, speeds),
         speeds,
     )
 

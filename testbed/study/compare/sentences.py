@@ -27,7 +27,9 @@ def repeats(group: Group) -> str:
     if count < LEAST_RUNS:
         runs = "1 run" if count == 1 else f"{count} runs"
         return f"{runs}: a verdict needs at least {LEAST_RUNS}, of the same scenario, policy and seed"
-    return f"{count} runs"
+    if group.repeats_same_frac is None:
+        return f"{count} runs"
+    return f"{count} runs; two of them place {percent(group.repeats_same_frac)} of decisions alike"
 
 
 def core_speed(group: Group) -> str:
@@ -89,6 +91,15 @@ def decisions(pair: RunPair) -> list[str]:
         f"time (Jaccard); {percent(pair.agreement_frac)} of task seconds agree in time and node"
     )
     lines = [shares]
+    if pair.one_step is not None and pair.one_step.decisions:
+        step = pair.one_step
+        lines.append(
+            f"given what happened live until then, {percent(step.same_frac)} of {step.decisions} decisions have the "
+            f"same placement" + (
+                "" if step.progress_error_s is None
+                else f"; virtual times of running jobs are {step.progress_error_s:.3g} trace s off in the median"
+            )
+        )  # fmt: skip
     first = alignment.first
     if first is None:
         lines.append("no decision differs")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 from testbed.measure.frames import load_points
 from testbed.scheduling.simulation.overheads import Overheads
 from testbed.study.compare.accounting import Parts, mean_parts
+from testbed.study.compare.alignment import align
 from testbed.study.compare.core_speeds import followed_speeds
 from testbed.study.compare.equivalence import DIFFERENT, EQUAL, NOT_SHOWN, Equivalence, equivalence
 from testbed.study.compare.live import LiveRun, segment_of, work_is_cpu_time
@@ -88,6 +90,13 @@ class Group:
     def of_cpu_time(self) -> bool:
         """Whether jobs had CPU time to use; repeats are alike in that."""
         return work_is_cpu_time(self.pairs[0].run.facts)
+
+    @cached_property
+    def repeats_same_frac(self) -> float | None:
+        """Share of decisions with the same placement in two repeats, mean over pairs of them; None for one run."""
+        runs = [each.run for each in self.pairs]
+        both = [align(one.decisions, other.decisions, other.schedule, 0.0) for one, other in combinations(runs, 2)]
+        return sum(each.same_frac for each in both) / len(both) if both else None
 
     @cached_property
     def spread(self) -> Spread | None:

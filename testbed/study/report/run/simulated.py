@@ -45,12 +45,14 @@ class Simulation:
 
     `run` has the arrays by job, in the order of `run.jobs`; `decisions` are all decisions, in order of time, also
     those that changed nothing (under FCFS and EASY: one an instant of submissions or completions). `overheads` are
-    in trace seconds.
+    in trace seconds, `node_memory_gb` in 1e9 bytes.
     """
 
     run: SimulatedRun
     schedule: Schedule
+    policy: Policy
     overheads: Overheads
+    node_memory_gb: float
     decisions: list[SimulatedDecision]
 
 
@@ -100,7 +102,7 @@ def simulate_schedule(
         share_moves=simulated_moves(run, time_scale, node_cores),
         policy=policy.name,
     )
-    return Simulation(run, schedule, overheads, decisions)
+    return Simulation(run, schedule, policy, overheads, node_memory_gb, decisions)
 
 
 def _facts(run: SimulatedRun, time_scale: float) -> dict[int, JobFacts]:

@@ -1,0 +1,87 @@
+"""What the model expects between decisions that were made elsewhere, in a live run: one step at a time.
+
+Each decision is taken at its instant, with the progress of jobs that was measured then. Up to the next one jobs
+progress as they do in the event loop, and with its own functions: at their yields, after the costs of what the
+decision moved, as fast as their nodes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Floats, Ints, Policy
+from testbed.scheduling.simulation.engine import advance
+from testbed.scheduling.simulation.moving import begin_moves, note_changes, note_speeds
+from testbed.scheduling.simulation.overheads import Overheads
+from testbed.scheduling.simulation.run import PREEMPTION
+from testbed.scheduling.simulation.speeds import NodeSpeeds, Paced
+from testbed.scheduling.simulation.world import ACTIVE, new_moves, new_world
+from testbed.scheduling.workload.jobs import Job
+
+
+class Follower:
+    """A simulated cluster that follows decisions; `jobs` are in order of submission, `overheads` in trace seconds."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        nodes: int,
+        policy: Policy,
+        overheads: Overheads,
+        *,
+        node_memory_gb: float,
+        speeds: NodeSpeeds | None = None,
+    ) -> None:
+        self._overheads = overheads.table(node_memory_gb)
+        self._jobs, self._cluster, self._world = new_world(jobs, nodes)
+        self._moves = new_moves(len(jobs), nodes)
+        bends = self._overheads.beyond.bends
+        self._speed: Floats = self._moves.speed if bends else self._cluster.yield_frac
+        self._row = {job.job_id: row for row, job in enumerate(jobs)}
+        self._advance = advance
+        if speeds is not None:
+            paced = Paced(policy, jobs, self._jobs, self._cluster, self._world, speeds)
+            self._advance = paced.advance
+
+    def virtual_time_s(self, view: ClusterView) -> Floats:
+        """Let the time until that of the view pass; return the expected virtual times of its jobs (J,).
+
+        The view is later than the one before. A job that ends by the model stays at its run time.
+        """
+        self._advance(self._cluster, self._world, self._speed, view.time_s)
+        rows = self._rows(view)
+        expected: Floats = np.minimum(self._cluster.virtual_time_s[rows], self._world.run_time_s[rows])
+        return expected
+
+    def take(self, view: ClusterView, decision: Decision) -> None:
+        """Take a decision on a view, with the virtual times of the view."""
+        cluster, world = self._cluster, self._world
+        rows = self._rows(view)
+        world.time_s[0] = view.time_s
+        cluster.running[:] = False
+        cluster.yield_frac[:] = 0.0
+        cluster.task_node[:] = NOT_PLACED
+        cluster.virtual_time_s[rows] = view.virtual_time_s
+        cluster.yield_frac[rows] = decision.yield_frac
+        first = 0
+        for row, tasks in zip(rows.tolist(), view.tasks.tolist(), strict=True):
+            nodes = decision.task_node[first : first + tasks]
+            cluster.task_node[self._jobs.offset[row] : self._jobs.offset[row + 1]] = nodes
+            cluster.running[row] = nodes[-1] != NOT_PLACED
+            first += tasks
+        world.active[: rows.size] = rows
+        world.counts[ACTIVE] = rows.size
+        if self._overheads.beyond.bends:
+            note_speeds(rows, self._overheads.beyond, self._jobs, cluster, self._speed)
+        changed = note_changes(rows, True, self._jobs, cluster, world)
+        begin_moves(changed, self._overheads, self._jobs, world, self._moves)
+        for index in range(changed):
+            if world.change[index] != PREEMPTION:
+                row = int(world.changed_row[index])
+                own = slice(self._jobs.offset[row], self._jobs.offset[row + 1])
+                world.stood_on[own] = world.stands_on[own]
+
+    def _rows(self, view: ClusterView) -> Ints:
+        return np.array([self._row[job] for job in view.job_id.tolist()], dtype=np.int64)
