@@ -22,7 +22,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
+from copy import copy
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -205,8 +206,26 @@ def _compile(function: FunctionType) -> Callable[..., Any]:
     # Without its run time system numba neither counts references nor allocates.
     options: dict[str, Any] = {"_nrt": False} if lean else {}
     result = cast("Callable[..., Any]", numba.njit(cache=True, nogil=True, error_model="numpy", **options)(clone))
+    _forgive(result)
     _compiled[function] = result
     return result
+
+
+def _forgive(dispatcher: Any) -> None:
+    """Take files of the cache that cannot be read as none, so that the code is made anew.
+
+    They may be damaged, or name types that are gone, such as the rules of a plug-in that was removed.
+    """
+    file = dispatcher._cache._cache_file  # noqa: SLF001  numba has no public way
+    file._load_index = partial(_read_or, file._load_index, {})  # noqa: SLF001
+    file._load_data = partial(_read_or, file._load_data, None)  # noqa: SLF001
+
+
+def _read_or(read: Callable[..., Any], nothing: Any, *names: str) -> Any:
+    try:
+        return read(*names)
+    except Exception:  # noqa: BLE001  unpickling raises whatever the bytes make it raise
+        return copy(nothing)
 
 
 def _source(folder: Path) -> Path:

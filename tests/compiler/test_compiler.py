@@ -107,6 +107,38 @@ def test_machine_code_is_kept_for_the_next_process(tmp_path):
     assert _in_a_process(tmp_path) == ["True", "1", "True"]
 
 
+_COMPILE_OTHERS = """
+import numpy as np
+from rules_of_a_plugin import Rules
+from support.compiler.kernels_to_compile import difference
+from testbed.scheduling import compiler
+compiler.compiled(difference)(Rules(np.ones(3), np.ones(3)), np.zeros(1))
+print(compiler.is_cached(difference))
+"""
+
+
+def test_machine_code_for_types_that_are_gone_does_no_harm(tmp_path):
+    """A plug-in's rules may be of a type of its own; when it is removed, the index still names that."""
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    (plugin / "rules_of_a_plugin.py").write_text(
+        "from typing import Any, NamedTuple\nclass Rules(NamedTuple):\n    values: Any\n    weights: Any\n"
+    )
+    path = f"{Path(__file__).parents[1]}{os.pathsep}{plugin}"
+    assert _in_a_process(tmp_path, _COMPILE_OTHERS, PYTHONPATH=path) == ["True"]
+    assert _in_a_process(tmp_path) == ["True", "0", "True"]
+    assert _in_a_process(tmp_path) == ["True", "1", "True"]
+
+
+def test_damaged_machine_code_is_made_anew(tmp_path):
+    _in_a_process(tmp_path)
+    for kind in ("nbc", "nbi"):
+        for file in tmp_path.glob(f"**/*.{kind}"):
+            file.write_bytes(file.read_bytes()[:100])
+        assert _in_a_process(tmp_path) == ["True", "0", "True"]
+        assert _in_a_process(tmp_path) == ["True", "1", "True"]
+
+
 def test_a_kernel_whose_module_has_another_name_now_is_compiled_again(tmp_path):
     """Its machine code names the module that it was made of, which may be gone."""
     text = Path(kernels_to_compile.__file__).read_text()
