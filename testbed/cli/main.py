@@ -40,6 +40,7 @@ _COMMANDS = {
     "image": ("testbed.cli.image", "Build or show the guest image of virtual machines."),
     "simulate": ("testbed.cli.simulate", "Replay a trace in virtual time under policies, and compare them."),
     "campaign": ("testbed.cli.campaign", "Simulate many traces under many policies; draw tables and figures."),
+    "place": ("testbed.cli.place", "Place services once, for the highest minimum yield."),
     "trace": ("testbed.cli.trace", "Look at, cut, convert and make traces."),
     "bound": ("testbed.cli.bound", "Bound the maximum stretch of a trace from below."),
 }  # fmt: skip

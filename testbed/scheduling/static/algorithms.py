@@ -1,0 +1,106 @@
+"""The algorithms for the static problem by name, and what each comes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from testbed.errors import UserError, nearest
+from testbed.scheduling.static.greedy import ATTEMPTS, greedy
+from testbed.scheduling.static.packing import packed
+from testbed.scheduling.static.problem import Ints, StaticProblem, minimum_yield
+from testbed.scheduling.static.programs import exact, solve
+from testbed.scheduling.static.rounding import rounded
+
+DEFAULT_TIME_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The seconds that a linear program may take, and the seed of random choices."""
+
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What an algorithm came to: no placement is a minimum yield of 0.
+
+    `bound` is on any placement, the relaxation's or what the algorithm knows better; `note` says what is special.
+    """
+
+    algorithm: str
+    node: Ints | None
+    minimum_yield: float
+    bound: float
+    elapsed_s: float
+    note: str = ""
+
+    @property
+    def gap_frac(self) -> float:
+        """The part of the bound that is missing; 0 where the bound is 0."""
+        return 0.0 if self.bound <= 0.0 else max(1.0 - self.minimum_yield / self.bound, 0.0)
+
+
+Placer = Callable[[StaticProblem, Settings], tuple[Ints | None, float, str]]
+
+
+def _greedy(*, by_need: bool, attempts: int) -> Placer:
+    def place(problem: StaticProblem, _settings: Settings) -> tuple[Ints | None, float, str]:
+        return greedy(problem, by_need=by_need, attempts=attempts), problem.bound, ""
+
+    return place
+
+
+def _mcb8(problem: StaticProblem, _settings: Settings) -> tuple[Ints | None, float, str]:
+    return packed(problem), problem.bound, ""
+
+
+def _rounded(*, non_zero: bool) -> Placer:
+    def place(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, float, str]:
+        relaxed = solve(problem, integer=False, time_limit_s=settings.time_limit_s)
+        if relaxed.placed is None:
+            why = "the relaxation has no solution" if relaxed.optimal else "no solution of the relaxation in time"
+            return None, problem.bound, why
+        return rounded(problem, relaxed.placed, settings.seed, non_zero=non_zero), problem.bound, ""
+
+    return place
+
+
+def _milp(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, float, str]:
+    node, bound, optimal = exact(problem, settings.time_limit_s)
+    note = "optimal" if optimal and node is not None else "no solution" if optimal else "time limit"
+    return node, bound, note
+
+
+ALGORITHMS: dict[str, Placer] = {
+    "MILP": _milp,
+    "MCB8": _mcb8,
+    "SGB": _greedy(by_need=True, attempts=ATTEMPTS),
+    "SG": _greedy(by_need=True, attempts=0),
+    "GB": _greedy(by_need=False, attempts=ATTEMPTS),
+    "GR": _greedy(by_need=False, attempts=0),
+    "RRNZ": _rounded(non_zero=True),
+    "RRND": _rounded(non_zero=False),
+}
+
+
+def place(problem: StaticProblem, algorithm: str, settings: Settings | None = None) -> Result:
+    """Place the tasks by an algorithm of this name; raise `UserError` for an unknown one, or where it cannot be used."""
+    if algorithm not in ALGORITHMS:
+        raise UserError(
+            f"algorithm {algorithm!r}: expected one of {', '.join(ALGORITHMS)}{nearest(algorithm, ALGORITHMS)}"
+        )
+    begin_s = time.perf_counter()
+    node, bound, note = ALGORITHMS[algorithm](problem, settings or Settings())
+    elapsed_s = time.perf_counter() - begin_s
+    least = 0.0 if node is None else minimum_yield(problem, node)
+    return Result(algorithm, node, least, bound, elapsed_s, note)
+
+
+def best(results: Sequence[Result]) -> Result | None:
+    """Return the result with the highest minimum yield, None if none has a placement."""
+    placed = [result for result in results if result.node is not None]
+    return max(placed, key=lambda result: result.minimum_yield, default=None)

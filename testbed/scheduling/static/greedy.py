@@ -1,0 +1,79 @@
+"""Greedy placement: each task goes to the node with the least CPU load that has room for its memory [PHD V.A].
+
+GR takes tasks as they come, SG those with the highest CPU need first. GB and SGB also go back when a task finds no
+room: the task before takes its next best node, up to a number of attempts in all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.scheduling.policies.capacity import CAPACITY_FRAC
+from testbed.scheduling.static.problem import Floats, Ints, StaticProblem
+
+ATTEMPTS = 500_000  # of placing a task, with backtracking
+
+
+def greedy(problem: StaticProblem, *, by_need: bool, attempts: int = 0) -> Ints | None:
+    """Return the node of each task (T,), None where one found no room; `attempts` of 0 never go back."""
+    order = _order(problem, by_need=by_need)
+    return _once(problem, order) if attempts == 0 else _backtracking(problem, order, attempts)
+
+
+def _order(problem: StaticProblem, *, by_need: bool) -> Ints:
+    if not by_need:
+        return np.arange(problem.tasks, dtype=np.int64)
+    return np.lexsort((-problem.mem_req_frac, -problem.cpu_need_frac)).astype(np.int64)
+
+
+def _once(problem: StaticProblem, order: Ints) -> Ints | None:
+    load, memory = np.zeros(problem.nodes), np.zeros(problem.nodes)
+    node = np.full(problem.tasks, -1, dtype=np.int64)
+    for task in order:
+        fits = memory + problem.mem_req_frac[task] <= CAPACITY_FRAC
+        if not fits.any():
+            return None
+        best = int(np.where(fits, load, np.inf).argmin())
+        _put(problem, int(task), best, load, memory, 1.0)
+        node[task] = best
+    return node
+
+
+def _backtracking(problem: StaticProblem, order: Ints, attempts: int) -> Ints | None:
+    """Search depth first; nodes that hold the same are tried once."""
+    load, memory = np.zeros(problem.nodes), np.zeros(problem.nodes)
+    node = np.full(problem.tasks, -1, dtype=np.int64)
+    choices: list[list[int]] = [_choices(problem, int(order[0]), load, memory)]
+    while choices:
+        depth = len(choices) - 1
+        task = int(order[depth])
+        if node[task] >= 0:  # back from a deeper task: this one takes another node
+            _put(problem, task, int(node[task]), load, memory, -1.0)
+            node[task] = -1
+        if not choices[-1]:
+            choices.pop()
+            continue
+        if attempts <= 0:
+            return None
+        attempts -= 1
+        chosen = choices[-1].pop()
+        _put(problem, task, chosen, load, memory, 1.0)
+        node[task] = chosen
+        if depth + 1 == problem.tasks:
+            return node
+        choices.append(_choices(problem, int(order[depth + 1]), load, memory))
+    return None
+
+
+def _choices(problem: StaticProblem, task: int, load: Floats, memory: Floats) -> list[int]:
+    """Return the nodes that a task fits on, the best last; of nodes that hold the same only one."""
+    fitting: NDArray[np.int64] = np.flatnonzero(memory + problem.mem_req_frac[task] <= CAPACITY_FRAC)
+    kinds = np.unique(np.stack([load[fitting], memory[fitting]]), axis=1, return_index=True)[1]
+    own = fitting[kinds]
+    return [int(each) for each in own[np.argsort(-load[own], kind="stable")]]
+
+
+def _put(problem: StaticProblem, task: int, node: int, load: Floats, memory: Floats, sign: float) -> None:
+    load[node] += sign * problem.cpu_need_frac[task]
+    memory[node] += sign * problem.mem_req_frac[task]

@@ -1,0 +1,30 @@
+"""Randomised rounding of the relaxation [PHD V.A]: a task goes to a node with the probability that it gives.
+
+RRND takes nodes with a probability of 0 for no task; RRNZ gives them a small one, so that a task whose nodes are full
+finds another. Nodes without room for the memory of a task are left out, and the others scaled to 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from testbed.scheduling.policies.capacity import CAPACITY_FRAC
+from testbed.scheduling.static.problem import Floats, Ints, StaticProblem
+
+LEAST_PROBABILITY = 0.01  # of RRNZ
+
+
+def rounded(problem: StaticProblem, relaxed: Floats, seed: int, *, non_zero: bool) -> Ints | None:
+    """Return the node of each task (T,) by probabilities `relaxed` (T, N); None where one found no room."""
+    draw = np.random.default_rng(seed)
+    chances = np.maximum(relaxed, LEAST_PROBABILITY) if non_zero else relaxed
+    memory = np.zeros(problem.nodes)
+    node = np.full(problem.tasks, -1, dtype=np.int64)
+    for task in range(problem.tasks):
+        own = np.where(memory + problem.mem_req_frac[task] <= CAPACITY_FRAC, chances[task], 0.0)
+        total = float(own.sum())
+        if total <= 0.0:
+            return None
+        node[task] = draw.choice(problem.nodes, p=own / total)
+        memory[node[task]] += problem.mem_req_frac[task]
+    return node

@@ -1,0 +1,130 @@
+"""The static problem: every algorithm's placement is one, and none beats the exact one or the bound."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import UserError
+from testbed.scheduling.static.algorithms import ALGORITHMS, Settings, best, place
+from testbed.scheduling.static.greedy import greedy
+from testbed.scheduling.static.packing import packs_at
+from testbed.scheduling.static.problem import StaticProblem, minimum_yield, problem_of
+from testbed.scheduling.static.programs import solve
+from testbed.scheduling.workload.jobs import Job
+
+FRAC = st.sampled_from((0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0))
+PROBLEMS = st.builds(
+    lambda tasks, nodes: StaticProblem(np.array([c for c, _ in tasks]), np.array([m for _, m in tasks]), nodes),
+    st.lists(st.tuples(FRAC, FRAC), min_size=1, max_size=6),
+    st.integers(1, 3),
+)
+HEURISTICS = [name for name in ALGORITHMS if name != "MILP"]
+
+
+def by_enumeration(problem: StaticProblem) -> float:
+    """Return the highest minimum yield of all placements, 0 if there is none."""
+    found = 0.0
+    for node in product(range(problem.nodes), repeat=problem.tasks):
+        try:
+            found = max(found, minimum_yield(problem, np.array(node)))
+        except ValueError:
+            continue
+    return found
+
+
+@settings(max_examples=60)
+@given(PROBLEMS)
+def test_the_program_finds_what_enumeration_finds(problem: StaticProblem) -> None:
+    best_of_all = by_enumeration(problem)
+    found = place(problem, "MILP")
+    assert found.minimum_yield == pytest.approx(best_of_all, rel=1e-6)
+    assert found.bound == pytest.approx(best_of_all, rel=1e-4) or found.node is None
+    assert (found.node is None) == (best_of_all == 0.0)
+
+
+@settings(max_examples=60)
+@given(PROBLEMS)
+def test_no_heuristic_beats_the_best_and_none_the_bound(problem: StaticProblem) -> None:
+    best_of_all = by_enumeration(problem)
+    assert best_of_all <= problem.bound + 1e-9
+    for name in HEURISTICS:
+        found = place(problem, name)
+        assert found.minimum_yield <= best_of_all + 1e-9, name
+        assert 0.0 <= found.gap_frac <= 1.0
+        if found.node is not None:
+            assert minimum_yield(problem, found.node) == found.minimum_yield
+
+
+@settings(max_examples=60)
+@given(PROBLEMS)
+def test_going_back_finds_a_place_wherever_there_is_one(problem: StaticProblem) -> None:
+    for by_need in (False, True):
+        found = greedy(problem, by_need=by_need, attempts=100_000)
+        assert (found is not None) == (by_enumeration(problem) > 0.0)
+
+
+@settings(max_examples=40)
+@given(PROBLEMS)
+def test_the_relaxation_is_the_bound(problem: StaticProblem) -> None:
+    relaxed = solve(problem, integer=False, time_limit_s=60.0)
+    if relaxed.placed is None:
+        assert problem.bound == 0.0 or problem.mem_req_frac.sum() > problem.nodes
+    else:
+        assert relaxed.objective == pytest.approx(problem.bound, rel=1e-6)
+        assert relaxed.placed.sum(axis=1) == pytest.approx(np.ones(problem.tasks))
+
+
+def test_what_the_greedy_algorithms_do_by_hand() -> None:
+    problem = StaticProblem(np.array([0.2, 0.9, 0.8, 0.3]), np.array([0.5, 0.5, 0.5, 0.5]), 2)
+    assert greedy(problem, by_need=False).tolist() == [0, 1, 0, 1]
+    assert place(problem, "GR").minimum_yield == pytest.approx(1 / 1.2)
+    assert greedy(problem, by_need=True).tolist() == [0, 0, 1, 1], "0.9 and 0.8 apart, then 0.3 to the lesser load"
+    assert place(problem, "SG").minimum_yield == pytest.approx(1 / 1.1)
+    stuck = StaticProblem(np.array([0.5, 0.4, 0.1]), np.array([0.4, 0.4, 0.8]), 2)
+    assert greedy(stuck, by_need=True) is None
+    assert greedy(stuck, by_need=True, attempts=10).tolist() == [0, 0, 1]
+    assert greedy(stuck, by_need=True, attempts=3) is None
+
+
+def test_probabilities_of_zero_are_the_difference_between_the_two_roundings() -> None:
+    problem = StaticProblem(np.full(8, 0.5), np.full(8, 0.5), 4)
+    placed = {
+        name: sum(place(problem, name, Settings(seed=seed)).node is not None for seed in range(20))
+        for name in ("RRND", "RRNZ")
+    }
+    assert placed["RRNZ"] >= placed["RRND"]
+    again = [place(problem, "RRNZ", Settings(seed=3)) for _ in range(2)]
+    assert again[0].node is not None
+    assert again[0].node.tolist() == again[1].node.tolist()
+
+
+def test_a_packing_at_a_yield_is_a_step_of_the_search() -> None:
+    draw = np.random.default_rng(1)
+    problem = StaticProblem(draw.uniform(0.1, 1.0, 200), draw.uniform(0.05, 0.3, 200), 60)
+    found = place(problem, "MCB8").minimum_yield
+    assert packs_at(problem, found * 0.98)
+    assert not packs_at(problem, min(found * 1.1, 1.0))
+    assert found >= place(problem, "GR").minimum_yield
+
+
+def test_the_best_is_the_highest_and_mistakes_are_told() -> None:
+    problem = problem_of([Job(1, 0.0, 3, 0.9, 0.4, 10.0), Job(2, 5.0, 1, 0.2, 0.6, 1.0)], 2)
+    assert problem.tasks == 4
+    results = [place(problem, name) for name in ("GR", "MCB8", "SG")]
+    assert best(results).minimum_yield == max(result.minimum_yield for result in results)
+    assert best([]) is None
+    with pytest.raises(UserError, match=r"algorithm 'MCB9': expected one of MILP, .*nearest: MCB8"):
+        place(problem, "MCB9")
+    with pytest.raises(UserError, match="no jobs to place"):
+        problem_of([], 2)
+    with pytest.raises(UserError, match="nodes = 0: expected from 1"):
+        problem_of([Job(1, 0.0, 1, 0.5, 0.5, 1.0)], 0)
+    with pytest.raises(ValueError, match=r"node 0 has tasks of 1\.2 times its memory"):
+        minimum_yield(StaticProblem(np.array([0.1, 0.1]), np.array([0.6, 0.6]), 2), np.zeros(2, dtype=np.int64))
+    with pytest.raises(UserError, match="variables of a linear program: expected at most"):
+        place(StaticProblem(np.full(20_000, 0.1), np.full(20_000, 0.01), 1000), "RRND")
