@@ -11,6 +11,7 @@ import psutil
 from testbed.bus.drivers import traits_in, traits_of
 from testbed.bus.limits import MOST_EVENTS
 from testbed.bus.messages import NodeFacts
+from testbed.control.move_costs import known_costs
 from testbed.errors import UserError, nearest
 from testbed.lab.guests import check_floor, check_images, check_memory, program_of
 from testbed.lab.node_facts import check_alike
@@ -33,6 +34,7 @@ def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
                 f"{job.cpu_need_frac:g} do not fit on {count} nodes under {policy.name}: expected a smaller job or "
                 "more nodes"
             )
+    known_costs(policy, scenario)
 
 
 def check_events(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:

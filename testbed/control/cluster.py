@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from testbed.bus.messages import ImageRef
+from testbed.control.move_costs import MoveCosts
 from testbed.control.planner import JobStatus, Target, Verb
 from testbed.lab.guests import PreparedJob
 from testbed.lab.job_guests import JobGuests
@@ -202,8 +203,13 @@ class Cluster:
         """Whether every job has ended, and none can come."""
         return not self.history.awaits_jobs and all(live.state.ended for live in self.jobs.values())
 
-    def view(self, trace_s: float, now_s: float, time_scale: float, *, estimates: bool) -> ClusterView:
-        """Return the policy's view: the intended state, so that a plan in progress is not decided again."""
+    def view(
+        self, trace_s: float, now_s: float, time_scale: float, *, estimates: bool, costs: MoveCosts | None = None
+    ) -> ClusterView:
+        """Return the policy's view: the intended state, so that a plan in progress is not decided again.
+
+        It shows run times only with `estimates`, and what moves cost by `costs`.
+        """
         active = self.placeable()
         task_node: list[int] = []
         states: list[int] = []
@@ -230,6 +236,7 @@ class Cluster:
             ),
             estimate_s=np.array([live.job.batch_estimate_s if estimates else nan for live in active], dtype=np.float64),
             urgent=np.array([live.job.urgent for live in active], dtype=np.bool_),
+            move_cost_s=None if costs is None else costs.of([live.job for live in active]),
         )
 
     def targets(self) -> Mapping[int, Target]:

@@ -14,6 +14,7 @@ from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.losses import Losses
+from testbed.control.move_costs import MoveCosts
 from testbed.control.orders import Orders
 from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
@@ -54,8 +55,10 @@ class Conductor:
         restarts: bool = False,
         book: FenceBook | None = None,
         replicas: int = 0,
+        costs: MoveCosts | None = None,
     ) -> None:
         self.cluster = cluster
+        self._costs = costs
         self.policy = policy
         self.clock = clock
         self._recorder = recorder
@@ -225,7 +228,9 @@ class Conductor:
 
     def _view(self, trace_s: float) -> ClusterView:
         now_s = self._recorder.now_s()
-        return self.cluster.view(trace_s, now_s, self.clock.time_scale, estimates=self.policy.needs_estimates)
+        return self.cluster.view(
+            trace_s, now_s, self.clock.time_scale, estimates=self.policy.needs_estimates, costs=self._costs
+        )
 
     def _note(self, earlier: Mapping[int, Target], targets: Mapping[int, Target]) -> None:
         """Log a decision for the user; `earlier` are the targets of the previous one."""

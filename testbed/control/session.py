@@ -28,6 +28,7 @@ from testbed.control.dedicated import Shape
 from testbed.control.fence_renewals import FenceRenewals
 from testbed.control.lost_run import LostRun
 from testbed.control.manifest import manifest_of, trace_job
+from testbed.control.move_costs import known_costs
 from testbed.control.order_socket import taking_orders
 from testbed.control.own_cpu import OwnCpu
 from testbed.control.preparation import Preparation
@@ -311,6 +312,7 @@ class _Session:
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
             scenario.deadlines, migration, frozenset(targets),
             restarts=self._book is not None, book=self._book, replicas=scenario.images.replicas,
+            costs=known_costs(self._policy, scenario),
         )  # fmt: skip
         conductor.tracker.divides = isinstance(self._policy, DividingPolicy)
         conductor.tracker.work_rates = WorkRates(

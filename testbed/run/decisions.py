@@ -44,6 +44,7 @@ def decision_event(
             start_time_s=_plain(view.start_time_s),
             estimate_s=_plain(view.estimate_s),
             urgent=tuple(view.urgent.tolist()) if view.urgent.any() else (),
+            move_cost_s=() if view.move_cost_s is None else tuple(view.move_cost_s.tolist()),
         ),
         event=events.Trigger(
             completed=event.completed, submitted=event.submitted, periodic=event.periodic, changed=event.changed
@@ -63,6 +64,7 @@ def read_view(view: events.View) -> ClusterView:
     return ClusterView(
         time_s=view.time_s, **columns, start_time_s=_floats(view.start_time_s), estimate_s=_floats(view.estimate_s),
         urgent=np.array(view.urgent or (False,) * len(view.job_id), dtype=np.bool_),
+        move_cost_s=np.array(view.move_cost_s) if view.move_cost_s else None,
     )  # fmt: skip
 
 

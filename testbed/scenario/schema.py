@@ -337,7 +337,8 @@ class Scenario(_Table):
     them. Without it a run of more than ten minutes keeps them, and a shorter one removes them. `on_node_loss` is for a
     job whose guests are lost with their node or its agent: the job fails, or starts again (`restart`), from its last
     image if there is one; `on_guest_loss` is its former name. `recorders` names plug-ins that get everything that the
-    run records; a table `[influx]` adds `influx` to them.
+    run records; a table `[influx]` adds `influx` to them. `overheads` is a model of what moves cost, for policies that
+    know it (`/KNOWS=cost`): a file of `testbed calibrate` (relative to this one), or a text such as `constant:300`.
     """
 
     name: Name
@@ -363,6 +364,7 @@ class Scenario(_Table):
     run: RunTable = RunTable()
     influx: InfluxTable | None = None
     recorders: tuple[str, ...] = ()
+    overheads: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -454,6 +456,8 @@ def check_scenario(data: dict[str, object], path: Path) -> Scenario:
     if tls_dir is not None and not tls_dir.expanduser().is_absolute():
         broker = scenario.broker.model_copy(update={"tls_dir": path.parent / tls_dir})
         scenario = scenario.model_copy(update={"broker": broker})
+    if scenario.overheads is not None and ".toml" in scenario.overheads:  # perhaps with a # behind it
+        scenario = scenario.model_copy(update={"overheads": str(path.parent / scenario.overheads)})
     trace = scenario.workload.trace
     if trace is not None and not trace.is_absolute():
         workload = scenario.workload.model_copy(update={"trace": path.parent / trace})

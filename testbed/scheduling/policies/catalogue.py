@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 
 from testbed.errors import UserError, nearest, shown
-from testbed.scheduling.policies import ipdps
+from testbed.scheduling.policies import ipdps, priced
 from testbed.scheduling.policies.batch import BatchPolicy
 from testbed.scheduling.policies.configuration import (
     DEFAULT_PERIOD_S,
@@ -25,6 +25,7 @@ from testbed.scheduling.policies.configuration import (
 from testbed.scheduling.policies.decision import rules_of
 from testbed.scheduling.policies.dfrs import DfrsPolicy
 from testbed.scheduling.policies.dps import DPS
+from testbed.scheduling.policies.priced import PricedPolicy
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.policies.within import WithinPolicy, split
 from testbed.scheduling.policies.xge import XgePolicy, named
@@ -51,6 +52,8 @@ GRAMMAR = {
     "/OPT=MAX": "with /stretch-per only: CPU that is left lowers the maximum stretch",
     "/MINVT=s": "MCB8 may pause a running job with less than s seconds of virtual time, but not move it",
     "/MINFT=s": "the same with flow time, the time since submission",
+    "/KNOWS=cost": "a pass moves a job only if all gain more by the next pass than the move costs; :s for s seconds",
+    "/MOVES=k": "a pass moves at most k jobs: those that gain most",
     "/WITHIN=dps": "last, and after [IPDPS] names: the tasks of a job divide its CPU, by a bank of the job",
     "/WITHIN=dps/distributed": "the same; tasks give what they do not use to the tasks whose messages they wait for",
     "FCFS": "batch: whole nodes, in order of submission",
@@ -83,15 +86,26 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
     if len(name) > LONGEST_NAME:
         raise UserError(f"policy {shown(name, 60)}: expected a name of at most {LONGEST_NAME} characters")
     name, within = split(name)
-    policy = _parse(name, period_s)
+    policy = _priced(name, period_s)
     if within is None:
         return policy
-    if not isinstance(policy, DfrsPolicy):
+    if not isinstance(policy, DfrsPolicy | PricedPolicy):
         raise UserError(
             f"policy {policy.name}: it gives jobs no yields that their tasks could divide: "
             "expected WITHIN= after a DFRS policy, such as GreedyPM */per/OPT=MIN/MINVT=600/WITHIN=dps"
         )
     return WithinPolicy(policy, within)
+
+
+def _priced(name: str, period_s: float) -> Policy:
+    """Return the policy of a name that may end with what it knows of moves."""
+    found = priced.split(name)
+    if found is None:
+        return _parse(name, period_s)
+    policy = _parse(found[0], period_s)
+    if not isinstance(policy, DfrsPolicy):
+        raise UserError(f"policy {policy.name}: expected KNOWS= and MOVES= after a DFRS policy")
+    return priced.priced(policy, *found[1:])
 
 
 def _parse(name: str, period_s: float) -> Policy:

@@ -111,7 +111,7 @@ def decide(
             mcb8(active[known], jobs, cluster, rules, time_s, for_stretch)
     if periodic and rules.periodic != NO_PASS:
         mcb8(active, jobs, cluster, rules, time_s, for_stretch)
-    _set_yields(rules, jobs, cluster, time_s, active)
+    set_yields(rules, jobs, cluster, time_s, active)
 
 
 @kernel
@@ -214,7 +214,8 @@ def _place_by_force(
 
 
 @kernel
-def _set_yields(rules: Rules, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints) -> None:
+def set_yields(rules: Rules, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints) -> None:
+    """Set the yields of a map as the rules say."""
     if rules.periodic == PACK_FOR_STRETCH:
         stretch_yields(active, jobs, cluster, time_s, rules.period_s, rules.optimise == OPT_AVG)
     elif rules.optimise == OPT_MIN:

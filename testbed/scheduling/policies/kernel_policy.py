@@ -64,6 +64,7 @@ class JobColumns(NamedTuple):
     start_time_s: Floats  # (J,) NaN before the first start; the simulated world changes it in place
     estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
     urgent: Mask  # (J,)
+    move_cost_s: Floats  # (J,) NaN unless the policy is a `CostAwarePolicy`
 
 
 class RulesAndColumns(NamedTuple):

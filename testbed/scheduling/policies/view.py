@@ -52,6 +52,7 @@ class ClusterView:
     start_time_s: Floats  # (J,) first start, NaN before it
     estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
     urgent: NDArray[np.bool_]  # (J,) whether others may be paused for it
+    move_cost_s: Floats | None = None  # (J,) how long a move stops it; None unless the policy is a `CostAwarePolicy`
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,20 @@ def can_ever_run(policy: Policy, job: Job, nodes: int) -> bool:
     if isinstance(policy, BookingPolicy):
         return policy.can_ever_start(job.tasks, job.cpu_need_frac, job.mem_req_frac, nodes, urgent=job.urgent)
     return policy.can_ever_run(job.tasks, job.mem_req_frac, nodes)
+
+
+@runtime_checkable
+class CostAwarePolicy(Policy, Protocol):
+    """A policy that may be told what moves cost."""
+
+    @property
+    def knows_costs(self) -> bool:
+        """Whether views are to say for how many trace seconds a move to other nodes would stop each job."""
+
+
+def knows_costs(policy: Policy) -> bool:
+    """Whether a policy is to be told what moves cost."""
+    return isinstance(policy, CostAwarePolicy) and policy.knows_costs
 
 
 ExchangeMode = Literal["none", "distributed", "bank"]

@@ -103,7 +103,7 @@ class XgePolicy:
         """Answer an event; it says nothing that the queues do not."""
         # A job that was started and has lost its nodes since is not waiting either.
         start_time_s = np.where(view.state == JobState.WAITING, np.nan, view.time_s)
-        columns = JobColumns(start_time_s, view.estimate_s.copy(), view.urgent.copy())
+        columns = JobColumns(start_time_s, view.estimate_s.copy(), view.urgent.copy(), np.full(view.tasks.size, np.nan))
         return decide_view(self.kernels, first_argument(self, columns), view, event)
 
 

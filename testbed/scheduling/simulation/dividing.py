@@ -85,18 +85,19 @@ class Dividing(Views):
 
     def __init__(
         self, policy: DividingPolicy, jobs: Sequence[Job], table: Jobs, cluster: Cluster, world: World,
-        model: SharingModel,
+        overheads: OverheadTable, model: SharingModel,
     ) -> None:  # fmt: skip
-        super().__init__(policy, jobs, table, cluster, world)
+        super().__init__(policy, jobs, table, cluster, world, overheads)
+        self._bends = overheads.beyond.bends
         self._mode, self._jobs, self._model = policy.within, jobs, model
         self.lives: dict[int, Life] = {}  # by row
         self._speed: Floats = np.zeros(len(jobs))
         self._wake_s = np.inf
         self._moves = 0
 
-    def loop(self, overheads: OverheadTable | None = None) -> Callable[..., int]:
+    def loop(self) -> Callable[..., int]:
         """Return `run_events` with this policy and the exchange; raises `UserError` for measured rates of progress."""
-        if overheads is not None and overheads.beyond.bends:
+        if self._bends:
             raise UserError(
                 f"policy {self._policy.name}: the overheads have measured rates of progress, which are those of equal "
                 "caps: expected overheads without progress"

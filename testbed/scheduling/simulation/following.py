@@ -42,7 +42,7 @@ class Follower:
         self._row = {job.job_id: row for row, job in enumerate(jobs)}
         self._advance = advance
         if speeds is not None:
-            paced = Paced(policy, jobs, self._jobs, self._cluster, self._world, speeds)
+            paced = Paced(policy, jobs, self._jobs, self._cluster, self._world, self._overheads, speeds)
             self._advance = paced.advance
 
     def virtual_time_s(self, view: ClusterView) -> Floats:

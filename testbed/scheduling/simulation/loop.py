@@ -12,11 +12,12 @@ from testbed.errors import RunError
 from testbed.scheduling.compiler import compiled
 from testbed.scheduling.policies.kernel_policy import JobColumns, first_argument, has_kernels
 from testbed.scheduling.policies.state import Cluster, Jobs
-from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.view import Policy, knows_costs
 from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.dividing import Dividing
 from testbed.scheduling.simulation.engine import FINISHED, PAUSED, STUCK, event_loop
+from testbed.scheduling.simulation.moving import move_costs_s
 from testbed.scheduling.simulation.overheads import OverheadTable
 from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import MIGRATION, Moves, Recording, SimulatedRun
@@ -72,7 +73,7 @@ def run_loop(
     plain: Callable[..., int] | None = None
     rules: object = ()
     if has_kernels(policy) and not views and speeds is None:
-        plain, rules = event_loop(policy.kernels), first_argument(policy, columns_of(jobs, world, policy))
+        plain, rules = event_loop(policy.kernels), first_argument(policy, columns_of(jobs, world, policy, overheads))
         run = compiling.begin(plain)
     else:
         run = _viewed(policy, jobs, (table, cluster, world), overheads, sharing, speeds)
@@ -120,12 +121,16 @@ def run_loop(
     )
 
 
-def columns_of(jobs: Sequence[Job], world: World, policy: Policy) -> JobColumns:
+def columns_of(jobs: Sequence[Job], world: World, policy: Policy, overheads: OverheadTable) -> JobColumns:
     """Return what a policy may know of jobs beside `Jobs`; first starts are those of the world."""
+    move_cost_s = np.full(len(jobs), np.nan)
+    if knows_costs(policy):
+        move_cost_s = move_costs_s(jobs, overheads)
     estimate_s = np.full(len(jobs), np.nan)
     if policy.needs_estimates:
         estimate_s = np.array([job.batch_estimate_s for job in jobs], dtype=np.float64)
-    return JobColumns(world.start_s, estimate_s, np.array([job.urgent for job in jobs], dtype=np.bool_))
+    urgent = np.array([job.urgent for job in jobs], dtype=np.bool_)
+    return JobColumns(world.start_s, estimate_s, urgent, move_cost_s)
 
 
 def _viewed(
@@ -134,10 +139,10 @@ def _viewed(
 ) -> Callable[..., int]:  # fmt: skip
     """Return the loop with a policy that decides on views."""
     if speeds is not None:
-        return Paced(policy, jobs, *arrays, speeds).loop()
+        return Paced(policy, jobs, *arrays, overheads, speeds).loop()
     if isinstance(policy, DividingPolicy):
-        return Dividing(policy, jobs, *arrays, sharing).loop(overheads)
-    return Views(policy, jobs, *arrays).loop()
+        return Dividing(policy, jobs, *arrays, overheads, sharing).loop()
+    return Views(policy, jobs, *arrays, overheads).loop()
 
 
 def _moves(log: Log, logged: int) -> Moves:

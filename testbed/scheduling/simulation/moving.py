@@ -8,6 +8,9 @@ holds its memory and its disk. Jobs that end leave at once.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from testbed.scheduling.compiler import lean_kernel
 from testbed.scheduling.places import match_nodes
@@ -16,6 +19,7 @@ from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
 from testbed.scheduling.simulation.overheads import ExtraOverheads, OverheadTable, overhead_s, progress_rate
 from testbed.scheduling.simulation.run import MIGRATION, PREEMPTION, RESUME, START
 from testbed.scheduling.simulation.world import PendingMoves, World
+from testbed.scheduling.workload.jobs import Job
 
 NOTHING = -1
 
@@ -118,6 +122,13 @@ def seconds_of(change: int, overheads: OverheadTable, with_it: int, mem_req_frac
         return took_s + (beyond.more_migration_s if several else 0.0)
     took_s = overhead_s(penalties, beyond.start_s, float(with_it), mem_req_frac)
     return took_s + (beyond.more_start_s if several else 0.0)
+
+
+def move_costs_s(jobs: Sequence[Job], overheads: OverheadTable) -> Floats:
+    """Return how long a move of all its tasks, and of no others, stops each job (J,): what policies may know."""
+    return np.array([
+        seconds_of(MIGRATION, overheads, job.tasks, job.mem_req_frac, job.tasks > 1) for job in jobs
+    ], dtype=np.float64)  # fmt: skip
 
 
 @lean_kernel

@@ -15,6 +15,7 @@ from testbed.scheduling.compiler import bound
 from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import Floats, Policy
 from testbed.scheduling.simulation.engine import run_events
+from testbed.scheduling.simulation.overheads import OverheadTable
 from testbed.scheduling.simulation.views import Views
 from testbed.scheduling.simulation.world import ACTIVE, SUBMITTED, World
 from testbed.scheduling.workload.jobs import Job
@@ -73,9 +74,10 @@ class Paced(Views):
     """A policy on such nodes, in the event loop."""
 
     def __init__(
-        self, policy: Policy, jobs: Sequence[Job], table: Jobs, cluster: Cluster, world: World, speeds: NodeSpeeds
-    ) -> None:
-        super().__init__(policy, jobs, table, cluster, world)
+        self, policy: Policy, jobs: Sequence[Job], table: Jobs, cluster: Cluster, world: World,
+        overheads: OverheadTable, speeds: NodeSpeeds,
+    ) -> None:  # fmt: skip
+        super().__init__(policy, jobs, table, cluster, world, overheads)
         self._speeds = speeds
         self._paces: dict[tuple[int, ...], Pace] = {}
 

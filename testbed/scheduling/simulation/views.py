@@ -23,8 +23,11 @@ from testbed.scheduling.policies.view import (
     Policy,
     WakingPolicy,
     event_at,
+    knows_costs,
 )
 from testbed.scheduling.simulation.engine import run_events
+from testbed.scheduling.simulation.moving import move_costs_s
+from testbed.scheduling.simulation.overheads import OverheadTable
 from testbed.scheduling.simulation.soundness import MAP_INCOMPLETE, MEANING
 from testbed.scheduling.simulation.world import World
 from testbed.scheduling.workload.jobs import Job
@@ -33,7 +36,10 @@ from testbed.scheduling.workload.jobs import Job
 class Views:
     """A policy in the place of kernels; `table`, `cluster` and `world` are those of the loop, `jobs` its trace."""
 
-    def __init__(self, policy: Policy, jobs: Sequence[Job], table: Jobs, cluster: Cluster, world: World) -> None:
+    def __init__(
+        self, policy: Policy, jobs: Sequence[Job], table: Jobs, cluster: Cluster, world: World,
+        overheads: OverheadTable,
+    ) -> None:  # fmt: skip
         self._policy = policy
         self._table, self._cluster, self._world = table, cluster, world
         self._job_id: Ints = np.array([job.job_id for job in jobs], dtype=np.int64)
@@ -41,6 +47,7 @@ class Views:
         self._estimate_s: Floats = np.full(len(jobs), np.nan)
         if policy.needs_estimates:
             self._estimate_s = np.array([job.batch_estimate_s for job in jobs], dtype=np.float64)
+        self._move_cost_s = move_costs_s(jobs, overheads) if knows_costs(policy) else None
         self._urgent = np.array([job.urgent for job in jobs], dtype=np.bool_)
         self._known: Ints = np.zeros(0, dtype=np.int64)  # rows of the last view that was answered
         self._asked_s = jobs[0].submit_time_s if jobs else 0.0
@@ -115,6 +122,7 @@ class Views:
             start_time_s=start_s,
             estimate_s=self._estimate_s[active],
             urgent=self._urgent[active],
+            move_cost_s=None if self._move_cost_s is None else self._move_cost_s[active],
         )
 
     def _check(self, decision: Decision, view: ClusterView) -> None:

@@ -88,7 +88,7 @@ ALGORITHMS: dict[str, Placer] = {
 
 
 def place(problem: StaticProblem, algorithm: str, settings: Settings | None = None) -> Result:
-    """Place the tasks by an algorithm of this name; raise `UserError` for an unknown one, or where it cannot be used."""
+    """Place the tasks by an algorithm; raise `UserError` for an unknown name, or where it cannot be used."""
     if algorithm not in ALGORITHMS:
         raise UserError(
             f"algorithm {algorithm!r}: expected one of {', '.join(ALGORITHMS)}{nearest(algorithm, ALGORITHMS)}"

@@ -1,0 +1,315 @@
+"""A pass that knows what moves cost: jobs stay where they are unless they gain more than that.
+
+Over a horizon H a job that moves, and stands still for c, does as much as at the yield y (1 - c / H): its *effective
+yield*. Nodes are identical, so first those of the plan are renamed so that much stays where it is. Then the plan is
+changed job by job, the most costly first: a job goes back to its nodes if these have room, and if the least effective
+yield of all running jobs does not fall, nor their sum where the least is the same. For /stretch-per it is the inverse
+of the estimated stretch that must not fall, at effective yields.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from testbed.scheduling.compiler import kernel, lean_kernel
+from testbed.scheduling.places import match_nodes
+from testbed.scheduling.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC, node_memory
+from testbed.scheduling.policies.decision import decide as decide_dfrs
+from testbed.scheduling.policies.decision import set_yields
+from testbed.scheduling.policies.greedy import place_all
+from testbed.scheduling.policies.kernel_policy import RulesAndColumns
+from testbed.scheduling.policies.placing import usage, waiting
+from testbed.scheduling.policies.priority import by_decreasing_priority
+from testbed.scheduling.policies.problem import is_pinned
+from testbed.scheduling.policies.state import PACK_FOR_STRETCH, Cluster, Jobs, Mask, Rules
+from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
+
+
+class PricedRules(NamedTuple):
+    """The rules of the policy whose passes these are; most moves that one may have, and the horizon in seconds."""
+
+    base: Rules
+    most_moves: int  # jobs that change a node
+    horizon_s: float
+
+
+class Before(NamedTuple):
+    """What ran, and where, before a decision; what a move of each job costs (J,), seconds; and who moves now."""
+
+    running: Mask  # (J,)
+    task_node: Ints  # (sum of tasks,)
+    cost_s: Floats  # (J,) 0 for what is not known
+    moves: Mask  # (J,)
+    packed: Mask  # (J,) who ran when the pass began: submissions at its instant come before it
+
+
+@kernel
+def decide(
+    args: RulesAndColumns, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints, submitted: Ints, freed: bool,
+    periodic: bool,
+) -> None:  # fmt: skip
+    """Decide as `policies.decision.decide`, but in a pass keep jobs where they are as far as it pays.
+
+    Where a plan cannot do with so few moves, for memory, jobs that wait start where there is room, and nobody moves.
+    """
+    rules = args.rules
+    if not periodic:
+        decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted, freed, False)
+        return
+    cost_s = args.columns.move_cost_s.copy()
+    for row in active:
+        if not cost_s[row] >= 0.0:
+            cost_s[row] = 0.0
+    ran, stood_on, moves = cluster.running.copy(), cluster.task_node.copy(), np.zeros(cost_s.size, dtype=np.bool_)
+    decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted, freed, False)
+    calm_running, calm_node = cluster.running.copy(), cluster.task_node.copy()
+    before = Before(ran, stood_on, cost_s, moves, calm_running)
+    decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted[:0], False, True)
+    if keep_places(rules, before, jobs, cluster, time_s, active) > rules.most_moves:
+        cluster.running[:] = calm_running
+        cluster.task_node[:] = calm_node
+        _start_others(rules, jobs, cluster, time_s, active)
+
+
+@kernel
+def keep_places(
+    rules: PricedRules, before: Before, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints
+) -> int:  # fmt: skip
+    """Let jobs stay where it pays, and then until few enough move; return how many do. Yields are set."""
+    rename_nodes(rules, before, jobs, cluster, time_s, active)
+    rows = _movers(before, jobs, cluster, active)
+    left = rows.size
+    if left == 0:
+        return 0
+    memory = node_memory(active, jobs, cluster)
+    order = rows[np.argsort(-before.cost_s[rows], kind="mergesort")]
+    least, total = worth(rules, before, jobs, cluster, time_s, active)
+    changed = True
+    while changed:
+        changed = False
+        for row in order:
+            if not before.moves[row]:
+                continue
+            planned = cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]].copy()
+            if not _put(row, before.task_node[jobs.offset[row] : jobs.offset[row + 1]], jobs, cluster, memory):
+                continue
+            before.moves[row] = False
+            set_yields(rules.base, jobs, cluster, time_s, active)
+            new_least, new_total = worth(rules, before, jobs, cluster, time_s, active)
+            if is_less(new_least, new_total, least, total):
+                before.moves[row] = True
+                _put(row, planned, jobs, cluster, memory)
+            else:
+                least, total, changed = new_least, new_total, True
+                left -= 1
+    if left > rules.most_moves:
+        left = _keep_more(rules, before, left, order, memory, jobs, cluster, time_s, active)
+    set_yields(rules.base, jobs, cluster, time_s, active)
+    return int(left)
+
+
+@kernel
+def _keep_more(
+    rules: PricedRules, before: Before, left: int, order: Ints, memory: Floats, jobs: Jobs, cluster: Cluster,
+    time_s: float, active: Ints,
+) -> int:  # fmt: skip
+    """Let further jobs stay, those first by whose staying least is lost; return how many move then."""
+    leasts, totals = np.full(order.size, -np.inf), np.full(order.size, -np.inf)
+    for index in range(order.size):
+        row = order[index]
+        if not before.moves[row]:
+            continue
+        planned = cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]].copy()
+        if _put(row, before.task_node[jobs.offset[row] : jobs.offset[row + 1]], jobs, cluster, memory):
+            before.moves[row] = False
+            set_yields(rules.base, jobs, cluster, time_s, active)
+            leasts[index], totals[index] = worth(rules, before, jobs, cluster, time_s, active)
+            before.moves[row] = True
+            _put(row, planned, jobs, cluster, memory)
+    by_total = np.argsort(-totals, kind="mergesort")
+    for index in by_total[np.argsort(-leasts[by_total], kind="mergesort")]:
+        row = order[index]
+        if left <= rules.most_moves:
+            break
+        nodes = before.task_node[jobs.offset[row] : jobs.offset[row + 1]]
+        if before.moves[row] and _put(row, nodes, jobs, cluster, memory):
+            before.moves[row] = False
+            left -= 1
+    return left
+
+
+@kernel
+def _start_others(rules: PricedRules, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints) -> None:
+    """Start or resume jobs by decreasing priority where they fit beside those that run; set the yields."""
+    least_s = rules.base.least_flow_time_s
+    rows = by_decreasing_priority(waiting(active, cluster), jobs, cluster, time_s, least_s)
+    cpu_frac, mem_frac = usage(active, jobs, cluster)
+    place_all(rows, jobs, cluster, cpu_frac, mem_frac)
+    set_yields(rules.base, jobs, cluster, time_s, active)
+
+
+@kernel
+def rename_nodes(
+    rules: PricedRules, before: Before, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints
+) -> None:  # fmt: skip
+    """Rename the nodes of a plan so that tasks stay where they are: the pair of nodes that saves most comes first.
+
+    A task that stays saves its part of what a move of its job costs. Nodes of jobs that the plan may not move keep
+    their names.
+    """
+    nodes = cluster.node_available.size
+    target = np.full(nodes, NOT_PLACED, dtype=np.int64)
+    taken = ~cluster.node_available
+    size = _fix_pinned(rules, before, jobs, cluster, time_s, active, target, taken)
+    pairs, savings = np.empty(size, dtype=np.int64), np.empty(size)
+    size = _list_pairs(before, jobs, cluster, active, pairs, savings)
+    by_pair = np.argsort(pairs[:size], kind="mergesort")
+    size = _add_up(by_pair, pairs, savings)
+    for index in np.argsort(-savings[:size], kind="mergesort"):
+        plan, node = pairs[index] // nodes, pairs[index] % nodes
+        if target[plan] == NOT_PLACED and not taken[node]:
+            target[plan] = node
+            taken[node] = True
+    _fill_up(target, taken, cluster)
+    for row in active:
+        if cluster.running[row]:
+            for task in range(jobs.offset[row], jobs.offset[row + 1]):
+                cluster.task_node[task] = target[cluster.task_node[task]]
+
+
+@lean_kernel
+def _fix_pinned(
+    rules: PricedRules, before: Before, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints, target: Ints,
+    taken: Mask,
+) -> int:  # fmt: skip
+    """Let nodes of jobs that the plan may not move keep their names; return how many pairs of nodes jobs have."""
+    size = 0
+    for row in active:
+        if before.running[row] and cluster.running[row]:
+            tasks = jobs.offset[row + 1] - jobs.offset[row]
+            size += tasks * tasks
+            if before.packed[row] and is_pinned(row, jobs, cluster, rules.base, time_s):
+                for task in range(jobs.offset[row], jobs.offset[row + 1]):
+                    target[cluster.task_node[task]] = cluster.task_node[task]
+                    taken[cluster.task_node[task]] = True
+    return int(size)
+
+
+@lean_kernel
+def _fill_up(target: Ints, taken: Mask, cluster: Cluster) -> None:
+    """Give the other nodes of a plan names that are left: their own, or the first."""
+    for plan in range(target.size):
+        if target[plan] == NOT_PLACED and not taken[plan]:
+            target[plan] = plan
+            taken[plan] = True
+    free = 0
+    for plan in range(target.size):
+        if target[plan] == NOT_PLACED and cluster.node_available[plan]:
+            while taken[free]:
+                free += 1
+            target[plan] = free
+            taken[free] = True
+
+
+@lean_kernel
+def _list_pairs(
+    before: Before, jobs: Jobs, cluster: Cluster, active: Ints, pairs: Ints, savings: Floats
+) -> int:  # fmt: skip
+    """Write what each task saves if its node of the plan becomes a node that its job is on; return how many are."""
+    nodes = cluster.node_available.size
+    size = 0
+    for row in active:
+        if before.running[row] and cluster.running[row]:
+            first, end = jobs.offset[row], jobs.offset[row + 1]
+            saving = (1.0 + before.cost_s[row]) / (end - first)
+            for task in range(first, end):
+                for other in range(first, end):
+                    pairs[size] = cluster.task_node[task] * nodes + before.task_node[other]
+                    savings[size] = saving
+                    size += 1
+    return size
+
+
+@kernel
+def _add_up(by_pair: Ints, pairs: Ints, savings: Floats) -> int:
+    """Add the savings of equal pairs, `by_pair` in order; write each pair once, and return how many there are."""
+    sorted_pairs, sorted_savings = pairs[by_pair], savings[by_pair]
+    count = 0
+    for index in range(sorted_pairs.size):
+        if count > 0 and pairs[count - 1] == sorted_pairs[index]:
+            savings[count - 1] += sorted_savings[index]
+        else:
+            pairs[count] = sorted_pairs[index]
+            savings[count] = sorted_savings[index]
+            count += 1
+    return count
+
+
+@kernel
+def _movers(before: Before, jobs: Jobs, cluster: Cluster, active: Ints) -> Ints:
+    """Return the rows that run on, with a task on another node, and mark them in `before.moves`."""
+    counts = np.zeros(cluster.node_available.size, dtype=np.int64)
+    rows = np.empty(active.size, dtype=np.int64)
+    count = 0
+    for row in active:
+        if before.running[row] and cluster.running[row]:
+            first, end = jobs.offset[row], jobs.offset[row + 1]
+            now = cluster.task_node[first:end]
+            if match_nodes(before.task_node[first:end], now, counts, now[:0]) > 0:
+                before.moves[row] = True
+                rows[count] = row
+                count += 1
+    return rows[:count].copy()
+
+
+@lean_kernel
+def _put(row: int, nodes: Ints, jobs: Jobs, cluster: Cluster, memory: Floats) -> bool:
+    """Move the tasks of a job to `nodes` if their memory has room; else change nothing. `memory` (N,) is kept."""
+    need = jobs.mem_req_frac[row]
+    first = jobs.offset[row]
+    for task in range(first, jobs.offset[row + 1]):
+        memory[cluster.task_node[task]] -= need
+    fits = True
+    for index in range(nodes.size):
+        memory[nodes[index]] += need
+    for index in range(nodes.size):
+        fits = fits and memory[nodes[index]] <= CAPACITY_FRAC
+    if fits:
+        for index in range(nodes.size):
+            cluster.task_node[first + index] = nodes[index]
+        return True
+    for index in range(nodes.size):
+        memory[nodes[index]] -= need
+    for task in range(first, jobs.offset[row + 1]):
+        memory[cluster.task_node[task]] += need
+    return False
+
+
+@lean_kernel
+def worth(
+    rules: PricedRules, before: Before, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints
+) -> tuple[float, float]:
+    """Return the least effective yield of all running jobs and their sum, or of inverses of estimated stretches."""
+    least, total = np.inf, 0.0
+    for row in active:
+        if not cluster.running[row]:
+            continue
+        value = cluster.yield_frac[row]
+        if before.moves[row]:
+            value *= max(0.0, 1.0 - before.cost_s[row] / rules.horizon_s)
+        if rules.base.periodic == PACK_FOR_STRETCH:
+            flow_time_s = time_s - jobs.submit_time_s[row]
+            value = (cluster.virtual_time_s[row] + value * rules.horizon_s) / (flow_time_s + rules.horizon_s)
+        least = min(least, value)
+        total += value
+    return least, total
+
+
+@lean_kernel
+def is_less(least: float, total: float, than_least: float, than_total: float) -> bool:
+    """Whether one plan is worth less than another."""
+    if abs(least - than_least) > TOLERANCE_FRAC:
+        return bool(least < than_least)
+    return bool(total < than_total - TOLERANCE_FRAC)
