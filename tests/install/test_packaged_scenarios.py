@@ -75,7 +75,7 @@ def test_an_unknown_name_gets_the_nearest_and_the_list(
 
 
 def test_an_unknown_campaign_gets_the_nearest() -> None:
-    with pytest.raises(UserError, match="nearest: your-hardware; packaged: ipdps-tables, "):
+    with pytest.raises(UserError, match="nearest: your-hardware; packaged: ipdps-tables, knows-cost, "):
         find_campaign("my-hardware")
 
 
