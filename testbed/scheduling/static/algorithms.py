@@ -18,10 +18,11 @@ DEFAULT_TIME_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The seconds that a linear program may take, and the seed of random choices."""
+    """The seconds that a linear program may take, the seed of random choices, and how often GB and SGB try a task."""
 
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
     seed: int = 0
+    attempts: int = ATTEMPTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +48,9 @@ class Result:
 Placer = Callable[[StaticProblem, Settings], tuple[Ints | None, float, str]]
 
 
-def _greedy(*, by_need: bool, attempts: int) -> Placer:
-    def place(problem: StaticProblem, _settings: Settings) -> tuple[Ints | None, float, str]:
+def _greedy(*, by_need: bool, goes_back: bool) -> Placer:
+    def place(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, float, str]:
+        attempts = settings.attempts if goes_back else 0
         return greedy(problem, by_need=by_need, attempts=attempts), problem.bound, ""
 
     return place
@@ -78,10 +80,10 @@ def _milp(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, floa
 ALGORITHMS: dict[str, Placer] = {
     "MILP": _milp,
     "MCB8": _mcb8,
-    "SGB": _greedy(by_need=True, attempts=ATTEMPTS),
-    "SG": _greedy(by_need=True, attempts=0),
-    "GB": _greedy(by_need=False, attempts=ATTEMPTS),
-    "GR": _greedy(by_need=False, attempts=0),
+    "SGB": _greedy(by_need=True, goes_back=True),
+    "SG": _greedy(by_need=True, goes_back=False),
+    "GB": _greedy(by_need=False, goes_back=True),
+    "GR": _greedy(by_need=False, goes_back=False),
     "RRNZ": _rounded(non_zero=True),
     "RRND": _rounded(non_zero=False),
 }

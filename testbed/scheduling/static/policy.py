@@ -1,0 +1,99 @@
+"""Static placement as a policy: `static/MCB8` and the like, for services that go on and on.
+
+When a job arrives, and when nodes change, all jobs are placed anew by the algorithm; when one ends, only if another
+waits. Nodes of a new map are renamed so that as much as possible stays where it is. While there is no room for all, the
+youngest jobs wait. Yields are max-min fair, from the equal one of [PHD] upwards. The integer program is not among the
+algorithms: what it finds in a time depends on the machine, and a recorded decision could not be made again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.errors import UserError, nearest, shown
+from testbed.scheduling.policies.capacity import tasks_per_node
+from testbed.scheduling.policies.kernel_policy import arrays_of, as_decision
+from testbed.scheduling.policies.placing import drop_lost
+from testbed.scheduling.policies.priced_kernel import Before, PricedRules, rename_nodes
+from testbed.scheduling.policies.state import Cluster, Jobs, Rules
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event, Ints
+from testbed.scheduling.policies.yields import max_min_yields
+from testbed.scheduling.static.algorithms import ALGORITHMS, Settings, place
+from testbed.scheduling.static.problem import StaticProblem
+
+FAMILY = "static"
+_SETTINGS = Settings(attempts=5_000)  # some 50 ms: a controller must not wait for long
+NAMES = tuple(name for name in ALGORITHMS if name != "MILP")
+_RULES = PricedRules(Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False), 0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPolicy:
+    """Places all jobs by an algorithm of `testbed.scheduling.static` whenever one arrives."""
+
+    algorithm: str
+
+    @property
+    def name(self) -> str:
+        """`static/`, and the name of the algorithm."""
+        return f"{FAMILY}/{self.algorithm}"
+
+    @property
+    def needs_estimates(self) -> bool:
+        """Services do not end."""
+        return False
+
+    @property
+    def period_s(self) -> float | None:
+        """The policy acts on events only."""
+        return None
+
+    def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
+        """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never prevents that."""
+        return tasks <= nodes * tasks_per_node(mem_req_frac)
+
+    def decide(self, view: ClusterView, event: Event) -> Decision:
+        """Answer an event."""
+        jobs, cluster = arrays_of(view)
+        active = np.arange(view.tasks.size)
+        ran, stood_on = cluster.running.copy(), cluster.task_node.copy()
+        drop_lost(jobs, cluster, active)
+        if event.submitted or event.changed or not cluster.running.all():
+            self._place(active, jobs, cluster)
+            before = Before(ran, stood_on, np.zeros(active.size), np.zeros(active.size, dtype=np.bool_), ran)
+            rename_nodes(_RULES, before, jobs, cluster, view.time_s, active)
+        max_min_yields(active, jobs, cluster)
+        return as_decision(view, jobs, cluster)
+
+    def _place(self, active: Ints, jobs: Jobs, cluster: Cluster) -> None:
+        """Place the oldest jobs, as many as have room; the others do not run."""
+        nodes = np.flatnonzero(cluster.node_available)
+        cluster.running[:] = False
+        cluster.task_node[:] = NOT_PLACED
+        tasks = np.diff(jobs.offset)
+        for count in range(active.size if nodes.size else 0, 0, -1):
+            problem = StaticProblem(
+                np.repeat(jobs.cpu_need_frac[:count], tasks[:count]),
+                np.repeat(jobs.mem_req_frac[:count], tasks[:count]), nodes.size,
+            )  # fmt: skip
+            found = place(problem, self.algorithm, _SETTINGS).node
+            if found is not None:
+                cluster.running[:count] = True
+                cluster.task_node[: found.size] = nodes[found]
+                return
+
+
+def named(name: str, period_s: float) -> StaticPolicy:
+    """Return the policy of a name, for the entry points of the group `testbed.policies`; there are no periods.
+
+    Raises `UserError` for an unknown algorithm.
+    """
+    del period_s
+    algorithm = "".join(name.split()).partition("/")[2].upper()
+    if algorithm not in NAMES:
+        raise UserError(
+            f"policy {shown(name, 60)}: expected after {FAMILY}/ one of {', '.join(NAMES)}{nearest(algorithm, NAMES)}"
+        )
+    return StaticPolicy(algorithm)

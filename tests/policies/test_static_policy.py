@@ -1,0 +1,104 @@
+"""Static placement as a policy: arrivals place all anew, ends do not; services keep nodes; who has no room waits."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import UserError
+from testbed.scheduling.policies.catalogue import PLUGIN_GROUP
+from testbed.scheduling.policies.view import ClusterView, Decision, Event, JobState
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.static.algorithms import place
+from testbed.scheduling.static.policy import NAMES, StaticPolicy, named
+from testbed.scheduling.static.problem import StaticProblem
+from testbed.scheduling.workload.jobs import Job
+
+PLAIN = [name for name in NAMES if not name.startswith("RR")]
+
+
+def view(jobs: list[tuple[float, float, int | None]], available: list[bool]) -> ClusterView:
+    """Return services of one task, of (CPU need, memory, node or None)."""
+    count = len(jobs)
+    return ClusterView(
+        time_s=10.0, node_available=np.array(available), job_id=np.arange(1, count + 1), submit_time_s=np.zeros(count),
+        tasks=np.ones(count, dtype=np.int64), cpu_need_frac=np.array([need for need, _, _ in jobs]),
+        mem_req_frac=np.array([memory for _, memory, _ in jobs]), virtual_time_s=np.zeros(count),
+        state=np.array([JobState.WAITING if node is None else JobState.RUNNING for _, _, node in jobs], dtype=np.int8),
+        task_node=np.array([-1 if node is None else node for _, _, node in jobs]), start_time_s=np.zeros(count),
+        estimate_s=np.full(count, np.nan), urgent=np.zeros(count, dtype=np.bool_),
+    )  # fmt: skip
+
+
+def test_an_arrival_places_all_anew_and_an_end_does_not() -> None:
+    crowded = [(1.0, 0.3, 0), (1.0, 0.3, 0), (0.2, 0.3, None)]
+    found = StaticPolicy("SG").decide(view(crowded, [True, True]), Event(submitted=(3,)))
+    assert found.task_node[0] != found.task_node[1], "the two that need all of a node are apart now"
+    assert found.yield_frac[:2].max() == 1.0
+    stays = StaticPolicy("SG").decide(view(crowded[:2], [True, True]), Event(completed=(3,)))
+    assert stays.task_node.tolist() == [0, 0]
+    assert stays.yield_frac.tolist() == [0.5, 0.5]
+
+
+def test_nodes_are_renamed_so_that_services_stay() -> None:
+    apart = [(0.9, 0.5, 2), (0.8, 0.5, 1), (0.7, 0.5, 0), (0.1, 0.4, None)]
+    for name in PLAIN:
+        found = StaticPolicy(name).decide(view(apart, [True] * 3), Event(submitted=(4,)))
+        assert found.task_node.tolist()[:3] == [2, 1, 0], name
+
+
+def test_the_youngest_wait_where_there_is_no_room_and_lost_nodes_are_left() -> None:
+    wide = [(0.5, 0.6, 0), (0.5, 0.6, 1), (0.5, 0.6, None)]
+    for name in PLAIN:
+        policy = StaticPolicy(name)
+        assert policy.decide(view(wide, [True, True]), Event(submitted=(3,))).task_node.tolist() == [0, 1, -1]
+        lost = policy.decide(view(wide, [False, True]), Event(changed=True))
+        assert lost.task_node.tolist() == [1, -1, -1]
+        nowhere = policy.decide(view(wide, [False, False]), Event(changed=True))
+        assert nowhere.task_node.tolist() == [-1, -1, -1]
+        assert nowhere.yield_frac.tolist() == [0.0] * 3
+
+
+SERVICES = st.lists(
+    st.tuples(
+        st.integers(0, 500), st.integers(1, 3), st.sampled_from((0.2, 0.5, 1.0)), st.sampled_from((0.1, 0.3, 0.5))
+    ),
+    min_size=1, max_size=8,
+)  # fmt: skip
+
+
+@given(SERVICES, st.sampled_from(PLAIN))
+def test_simulated_services_are_placed_as_well_as_the_algorithm_can(rows: list, name: str) -> None:
+    jobs = [
+        Job(number, float(submit), tasks, need, memory, 1e5)
+        for number, (submit, tasks, need, memory) in enumerate(sorted(rows))
+    ]
+    policy = StaticPolicy(name)
+    answers: list[tuple[ClusterView, Decision]] = []
+
+    class Asked(StaticPolicy):
+        def decide(self, view: ClusterView, event: Event) -> Decision:
+            answers.append((view, policy.decide(view, event)))
+            return answers[-1][1]
+
+    run = simulate(jobs, 3, Asked(name), constant(0.0), debug=True)
+    assert np.isfinite(run.end_s).all()
+    seen, answer = answers[0]
+    if (answer.yield_frac > 0.0).all():
+        problem = StaticProblem(
+            np.repeat(seen.cpu_need_frac, seen.tasks), np.repeat(seen.mem_req_frac, seen.tasks), 3
+        )  # fmt: skip
+        assert answer.yield_frac.min() == pytest.approx(place(problem, name).minimum_yield)
+
+
+def test_names_are_those_of_the_installed_policies_and_others_are_refused() -> None:
+    installed = {point.name for point in entry_points(group=PLUGIN_GROUP) if point.name.startswith("static/")}
+    assert installed == {f"static/{name}" for name in NAMES}
+    assert named("Static / mcb8", 600.0).name == "static/MCB8"
+    with pytest.raises(UserError, match=r"policy 'static/MILP': expected after static/ one of MCB8, "):
+        named("static/MILP", 600.0)
