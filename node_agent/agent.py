@@ -41,6 +41,7 @@ from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.measuring import measure
+from node_agent.need_watch import NeedWatch
 from node_agent.presence import presence_of
 from node_agent.residents import Residents
 from node_agent.share_exchange import ShareExchange
@@ -108,6 +109,7 @@ class Agent:
         self._stopping = asyncio.Event()
         self._doing: dict[asyncio.Task[Any], AnyAction] = {}
         self._residents = Residents(config.memory_mib)
+        self._needs = NeedWatch()
         self._limits = GuestLimits(driver, self._able, self._residents)
         self._orphans: set[str] = set()  # guests of a dead controller, held until a command stops them
         self._verifier = Verifier()
@@ -168,6 +170,7 @@ class Agent:
             self._shares.take_over(survivors, caps_cores)
             for spec in survivors:
                 self._residents.found(spec)
+                self._needs.begin(spec)
                 self._verify(spec)
             if self._survivors.orphaned:
                 await self._abandon("no lease is known")
@@ -303,7 +306,8 @@ class Agent:
             refused = responder.lost_replies + self._events.refused
             guests = self._guest_sampler.take()
             self._shares.notice(guests)
-            sender.put(sampler.sample(self._shares.told(guests), self._backlog.dropped, refused, self._shares.counts))
+            guests = self._needs.estimated(self._shares.told(guests), loop.time())
+            sender.put(sampler.sample(guests, self._backlog.dropped, refused, self._shares.counts))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""
@@ -493,6 +497,7 @@ class Agent:
                 await self._driver.stop(spec.guest)
                 self._fencing.gone(spec.guest)
             raise
+        self._needs.begin(spec)
         if action.verify:
             self._verify(spec)
         return {} if found is None else {"cached_frac": found}
@@ -510,6 +515,7 @@ class Agent:
         except BaseException:
             self._gone(spec.guest, certain=False)  # it is not destroyed: it may be the only copy
             raise
+        self._needs.begin(spec)
         if action.verify:
             self._verify(spec)
 
@@ -521,6 +527,7 @@ class Agent:
         if certain:
             self._fencing.gone(guest)
         self._shares.gone(guest)
+        self._needs.gone(guest)
         self._residents.remove(guest)
         self._events.ends.gone(guest)
         self._room.release(guest)

@@ -28,6 +28,7 @@ from node_agent.drivers.protocol import (
 from node_agent.programs.catalogue import installed
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination
+from testbed.bus.need_profile import WHOLE_PARTS, parts_of
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import UserError
 
@@ -47,6 +48,7 @@ class _Guest:
     held: bool = False
     fresh: bool = False  # restored and not released since
     cpu_s: float = 0.0
+    throttled_s: float = 0.0
     end: asyncio.TimerHandle | None = None
     passed: asyncio.Event = field(default_factory=asyncio.Event)  # the barrier at the start of MPI
 
@@ -262,6 +264,7 @@ class NullDriver(Driver):
                 wanted_cores=found.cap_cores, cpu_s=found.cpu_s,
                 rss_mib=_touched_bytes(found.spec) / (1 << 20), read_mib=0.0, written_mib=0.0,
                 units_done=int(found.units), units_mono_ns=now_ns,
+                throttled_s=found.throttled_s if found.spec.watch_s else None,
             )
             for name, found in self._guests.items()
         ]  # fmt: skip
@@ -301,9 +304,11 @@ class NullDriver(Driver):
     def _advance(self, found: _Guest) -> None:
         now_s = self._now_s()
         if found.runs and not found.held:
-            cpu_s = min(found.cap_cores, found.spec.cpu_cores) * (now_s - found.since_s)
-            found.units = min(float(found.spec.program.work_units), found.units + cpu_s * UNITS_PER_CORE_S)
-            found.cpu_s += cpu_s
+            need_cores, part, until = _need(found)
+            length_s, cores = now_s - found.since_s, min(found.cap_cores, need_cores)
+            found.units = min(until, found.units + cores * length_s * UNITS_PER_CORE_S / part)
+            found.cpu_s += cores * length_s
+            found.throttled_s += (1.0 - cores / need_cores) * length_s
         found.since_s = now_s
 
     def _begin(self, guest: str) -> None:
@@ -312,21 +317,45 @@ class NullDriver(Driver):
         self._arm(found)
 
     def _arm(self, found: _Guest) -> None:
-        """Set the timer of the guest's end again."""
+        """Set the timer of the guest's end again, or of the next change of its need."""
         if found.end is not None:
             found.end.cancel()
             found.end = None
-        cores = min(found.cap_cores, found.spec.cpu_cores)
+        need_cores, part, until = _need(found)
+        cores = min(found.cap_cores, need_cores)
         if found.runs and not found.held and cores > 0:
-            left_s = (found.spec.program.work_units - found.units) / (cores * UNITS_PER_CORE_S)
-            found.end = asyncio.get_running_loop().call_later(left_s, self._done, found)
+            left_s = (until - found.units) * part / (cores * UNITS_PER_CORE_S)
+            found.end = asyncio.get_running_loop().call_later(left_s, self._phase_ends, found, until)
+
+    def _phase_ends(self, found: _Guest, until: float) -> None:
+        self._advance(found)
+        found.units = until  # whatever the timer was late or early
+        if until < found.spec.program.work_units:
+            self._arm(found)
+        else:
+            self._done(found)
 
     def _done(self, found: _Guest) -> None:
         name = found.spec.guest
-        self._advance(found)
         self._guests.pop(name, None)
         units = found.spec.program.work_units
         self._tell(DriverEvent(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))
+
+
+def _need(found: _Guest) -> tuple[float, float, float]:
+    """Return what a guest needs now, in cores, the part of its units that it computes, and until which unit.
+
+    Without a pace of its own it uses all that it is said to need.
+    """
+    program = found.spec.program
+    if not program.pace_ns:
+        return found.spec.cpu_cores, 1.0, float(program.work_units)
+    all_cores = program.units_per_iteration / (UNITS_PER_CORE_S * program.pace_ns * 1e-9)
+    parts = [(begins * program.work_units / WHOLE_PARTS, part) for begins, part in parts_of(program.profile)]
+    place = sum(begin <= found.units for begin, _ in parts) - 1
+    part = parts[place][1] / WHOLE_PARTS
+    until = parts[place + 1][0] if place + 1 < len(parts) else float(program.work_units)
+    return all_cores * part, part, until
 
 
 def _in_force(found: _Guest) -> float:

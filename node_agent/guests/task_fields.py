@@ -14,5 +14,5 @@ def task_fields(spec: GuestSpec) -> list[tuple[str, object]]:
         ("units_per_iteration", program.units_per_iteration), ("seed", program.seed), ("workers", program.workers),
         ("rank", program.rank), ("ranks", program.ranks), ("topology", program.topology),
         ("imbalance", program.imbalance), ("message_bytes", program.message_bytes),
-        ("touched_frac", repr(program.touched_frac)),
+        ("touched_frac", repr(program.touched_frac)), ("pace_ns", program.pace_ns), ("profile", program.profile),
     ]  # fmt: skip

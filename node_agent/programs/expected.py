@@ -13,6 +13,7 @@ from node_agent.programs.kernel import ELEMENTS, LCG_A, LCG_C
 from node_agent.programs.task import Task, part_of
 from node_agent.programs.words import MASK, Words, fold, mix64, seed_of, stream
 from testbed.bus.imbalance import parts_of
+from testbed.bus.need_profile import WHOLE, phases, scaled
 from testbed.bus.topology import children, neighbours, parent, subtree
 
 
@@ -24,8 +25,9 @@ def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> i
     last = task.iterations - 1
     # all iterations but the last have as many units
     counts = [
-        (times, part_of(part_of(task.units_after(1), divisor), task.counted_part))
-        for divisor, times in parts_of(task.imbalance, task.rank, task.ranks, last)
+        (times, part_of(part_of(units, divisor), task.counted_part))
+        for units, alike in _alike(task, last)
+        for divisor, times in parts_of(task.imbalance, task.rank, task.ranks, alike)
     ]
     for times, units in (*counts, (1, task.counted(last))):
         each, more = divmod(units, task.workers)
@@ -37,6 +39,17 @@ def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> i
             for worker, total in enumerate(totals)
         )
     )
+
+
+def _alike(task: Task, iterations: int) -> list[tuple[int, int]]:
+    """Return the units of the first iterations, and how many of them have as many: parts that drift have no profile."""
+    begins = phases(task.profile, task.iterations)
+    ends = [*(begin for begin, _ in begins[1:]), iterations]
+    units = task.units_after(1)
+    return [
+        (units if task.profile == WHOLE else scaled(units, factor), min(end, iterations) - min(begin, iterations))
+        for (begin, factor), end in zip(begins, ends, strict=True)
+    ]
 
 
 def message_digest(task: Task, given_up: Callable[[], bool] = lambda: False) -> int | None:

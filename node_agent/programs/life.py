@@ -17,7 +17,7 @@ from node_agent.programs.image import ImageError, ImageReader, write_image
 from node_agent.programs.naps import LONGEST_S
 from node_agent.programs.pace import Pace
 from node_agent.programs.segments import segments_of
-from node_agent.programs.task import Task, TaskError
+from node_agent.programs.task import LATER, Task, TaskError
 from node_agent.programs.waits import Waits
 from node_agent.programs.words import seed_of
 
@@ -56,6 +56,7 @@ class Life:
         self._pace = Pace()
         self._waits = Waits()
         self._told_ns = 0  # 0: no progress told in this life
+        self._next_ns = 0  # when the next iteration begins at the earliest
         begin_s = time.monotonic()
         if image is None:
             self._ballast = Ballast(ballast_mib(task, resident_mib()), task.touched_frac)
@@ -74,9 +75,12 @@ class Life:
             if control.held and (control.save is None or control.save.at <= self._iteration):
                 ended = self._stand()
                 if control.anew:
-                    control.anew, self._told_ns = False, 0
+                    control.anew, self._told_ns, self._next_ns = False, 0, 0
             elif self._iteration < total:
-                self._iterate()
+                if (rest_s := self._rest_s()) > 0.0:
+                    control.wait(rest_s)
+                else:
+                    self._iterate()
             elif self._all_ended():
                 self._tell_done()
                 ended = True
@@ -86,8 +90,15 @@ class Life:
         if self._fabric is not None:
             self._fabric.finalize()
 
+    def _rest_s(self) -> float:
+        """Return how long a task with a pace of its own has nothing to do."""
+        rest_ns = self._next_ns - time.monotonic_ns()
+        return rest_ns / 1e9 if rest_ns <= self._task.pace_ns else 0.0
+
     def _iterate(self) -> None:
         begin_ns = time.monotonic_ns()
+        # what is late by less than an iteration is caught up; more than that was held back, and is not
+        self._next_ns = max(self._next_ns + self._task.pace_ns, begin_ns)
         self._compute()
         computed_ns = time.monotonic_ns()
         self._control.at = self._iteration + 1  # from here on it needs only what the others owe it
@@ -172,7 +183,7 @@ class Life:
         """Take everything from an image, verified; raises `ImageError` or `TaskError`."""
         reader = ImageReader(image)
         header = reader.header
-        written = {"touched_frac": 1.0, "cpu_ns_per_unit": 0.0, **header["task"]}  # earlier versions do not say these
+        written = {"touched_frac": 1.0, **LATER, **header["task"]}  # earlier versions do not say these
         for name, value in asdict(self._task).items():
             if written.get(name) != value:
                 raise TaskError(f"image {image}: {name} = {written.get(name)!r}: expected {value!r}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from testbed.bus.imbalance import PATTERN, drift_of, part
+from testbed.bus.need_profile import WHOLE, Profile, parts_of
 from testbed.errors import TestbedError
 
 TOPOLOGIES = ("linear", "ring", "mesh", "torus", "all-to-all", "tree")
@@ -17,6 +19,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 
 
+LATER: dict[str, Any] = {"cpu_ns_per_unit": 0.0, "pace_ns": 0, "profile": WHOLE}  # that earlier versions do not say
 COUNTED_PART = 4  # of work that is CPU time: a core four times as slow as the measured one does as much
 
 
@@ -27,6 +30,11 @@ class TaskError(TestbedError):
 def part_of(units: int, divisor: int) -> int:
     """Return a rank's part 1/`divisor` of the units of an iteration: at least one, but all of them for 1."""
     return units if divisor == 1 else max(1, round(units / divisor))
+
+
+@lru_cache(maxsize=16)
+def _profile(text: str, iterations: int) -> Profile:
+    return Profile(text, iterations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,8 @@ class Task:
     message_bytes: int
     touched_frac: float = 1.0
     cpu_ns_per_unit: float = 0.0
+    pace_ns: int = 0
+    profile: str = WHOLE
 
     @property
     def iterations(self) -> int:
@@ -61,8 +71,13 @@ class Task:
         return min(self.work_units, iterations * self.units_per_iteration)
 
     def share(self, iteration: int) -> int:
-        """Units that this rank computes in an iteration, counted from 0: see `testbed.bus.imbalance`."""
+        """Units that this rank computes in an iteration, counted from 0.
+
+        See `testbed.bus.imbalance` and `testbed.bus.need_profile`.
+        """
         units = self.units_after(iteration + 1) - self.units_after(iteration)
+        if self.profile != WHOLE:
+            units = _profile(self.profile, self.iterations).units(units, iteration)
         every = drift_of(self.imbalance)
         moves = 0 if every is None else iteration // every
         return part_of(units, part(self.imbalance, self.rank, self.ranks, moves))
@@ -83,7 +98,8 @@ class Task:
         flat = {**spec, **program} if isinstance(program, dict) else spec
         values = {field.name: flat.get(field.name) for field in fields(cls)}
         values["touched_frac"] = flat.get("touched_frac", 1.0)  # agents of earlier versions do not say it
-        values["cpu_ns_per_unit"] = flat.get("cpu_ns_per_unit", 0.0)  # nor this
+        for name, usual in LATER.items():  # nor these
+            values[name] = flat.get(name, usual)
         for field in fields(cls):
             found, (kind, wanted) = values[field.name], _KINDS[str(field.type)]
             if not isinstance(found, kind) or (isinstance(found, int | float) and found < 0):
@@ -101,6 +117,7 @@ class Task:
         for name in ("work_units", "units_per_iteration", "workers", "ranks"):
             if getattr(self, name) < 1:
                 raise TaskError(f"{name} = {getattr(self, name)}: expected at least 1")
+        self._check_profile()
         if not 0 < self.touched_frac <= 1:
             raise TaskError(f"touched_frac = {self.touched_frac}: expected more than 0 and at most 1")
         if self.rank >= self.ranks:
@@ -110,3 +127,11 @@ class Task:
         least = 8 if self.topology == "tree" else 1
         if self.ranks > 1 and self.message_bytes < least:
             raise TaskError(f"message_bytes = {self.message_bytes}: expected at least {least}")
+
+    def _check_profile(self) -> None:
+        try:
+            parts_of(self.profile)
+        except ValueError as error:
+            raise TaskError(f"profile = {error}") from error
+        if self.profile != WHOLE and drift_of(self.imbalance) is not None:
+            raise TaskError(f"profile = {self.profile!r}: expected {WHOLE} with imbalance = {self.imbalance!r}")

@@ -8,12 +8,15 @@ import msgspec
 
 from testbed.bus.imbalance import PATTERN
 from testbed.bus.lives import Generation
+from testbed.bus.need_profile import PATTERN as PROFILE
+from testbed.bus.need_profile import WHOLE
 from testbed.bus.numbers import Cores, Count, Memory, Rank, Ranks, Workers
 from testbed.bus.records import Value
 
 GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # of a command; names files, too
 ProgramName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
 Topology = Annotated[str, msgspec.Meta(pattern=r"\A(linear|ring|mesh|torus|all-to-all|tree)\Z")]
+Profile = Annotated[str, msgspec.Meta(pattern=rf"\A({PROFILE})\Z")]
 Imbalance = Annotated[str, msgspec.Meta(pattern=rf"\A({PATTERN})\Z")]
 
 
@@ -24,7 +27,9 @@ class ProgramSpec(Value, frozen=True):
     two polls of the control channel (eatcpu). `workers` is the number of threads that compute in parallel.
     `touched_frac` is the part of the guest's ballast that is written, from its beginning on; the rest is reserved and
     never touched. With `cpu_ns_per_unit` a unit is so many nanoseconds of the program's CPU time, whatever is done in
-    them; with 0 it is a piece of work, however long that takes.
+    them; with 0 it is a piece of work, however long that takes. With `pace_ns` an iteration takes at least so many
+    nanoseconds, whatever the cap: the task needs no more CPU than its units take. `profile` says how that changes over
+    its work (`testbed.bus.need_profile`).
     """
 
     name: ProgramName
@@ -39,6 +44,8 @@ class ProgramSpec(Value, frozen=True):
     message_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 4096
     touched_frac: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     cpu_ns_per_unit: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    pace_ns: Annotated[int, msgspec.Meta(ge=0, le=10**12)] = 0
+    profile: Profile = WHOLE
 
 
 class GuestSpec(Value, frozen=True):
@@ -49,7 +56,7 @@ class GuestSpec(Value, frozen=True):
     ignore it. `lease` names the lease that the guest was last started or adopted under; the agent sets it and ignores
     the value in a command. `generation` numbers the lives of the task, see `Generation`. A guest with `share_cores`
     competes for the cores of its node: that is its first share. With `waits` its node notes which tasks it waits for,
-    as for all guests with shares.
+    as for all guests with shares. With `watch_s` its node estimates its CPU need, in windows of that many seconds.
     """
 
     guest: GuestName
@@ -64,6 +71,7 @@ class GuestSpec(Value, frozen=True):
     generation: Generation = 0
     share_cores: Cores | None = None
     waits: bool = False
+    watch_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
 
 
 class ImageRef(Value, frozen=True):

@@ -39,6 +39,15 @@ class BankSample(Value, frozen=True):
     taken_cores: Taken = msgspec.field(default_factory=dict)
 
 
+class NeedSample(Value, frozen=True):
+    """The estimated CPU need of a guest, in cores: see `testbed.needs.estimator.Need`."""
+
+    cores: Amount
+    least_cores: Amount
+    most_cores: Amount
+    booked_cores: Amount
+
+
 class ExchangeCounts(Value, frozen=True):
     """Messages of the exchange of shares that an agent has sent to others and received from them, since it started."""
 
@@ -56,7 +65,9 @@ class GuestSample(Value, frozen=True):
     of its job, since it began; empty where that is not known. `guessed_waits_s` is a guess of that by what is seen from
     outside the guest, since it is watched. `taken_cores` are the shares that the guest has taken from each other guest
     of its job, and from the job's bank (`testbed.shares.node.BANK`), in this life of the job; `bank` is that bank, if
-    it is at the guest's node and the guest is the job's first.
+    it is at the guest's node and the guest is the job's first. `throttled_s` is the time for which its cap has
+    throttled the guest on this node, None if the node does not measure that. `need` is the estimated CPU need of a
+    guest with `GuestSpec.watch_s`, None before the first window is complete.
     """
 
     guest: str
@@ -75,6 +86,8 @@ class GuestSample(Value, frozen=True):
     guessed_waits_s: Waits = ()
     taken_cores: Taken = msgspec.field(default_factory=dict)
     bank: BankSample | None = None
+    throttled_s: Amount | None = None
+    need: NeedSample | None = None
 
     def __post_init__(self) -> None:
         """Correct the sample of an older agent, and make texts for people printable."""

@@ -22,6 +22,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer a
 @click.option("--mem", type=float, required=True, metavar="PART", help="Memory of a task, as a part of a node's.")
 @click.option("--work", type=float, required=True, metavar="S", help="Seconds that it takes on nodes of its own.")
 @click.option("--estimate", type=float, metavar="S", help="Your estimate of that, for policies that need one.")
+@click.option("--least", type=float, default=0.0, metavar="YIELD", help="Yield that it is to have whenever it runs.")
 @click.option("--program", metavar="NAME", help="What its tasks run: a program of the lab's catalogue.")
 @_LAB
 @_JSON

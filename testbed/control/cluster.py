@@ -17,8 +17,10 @@ from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
 from testbed.scheduling.metrics import bounded_stretch
-from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState, unless
 from testbed.scheduling.workload.jobs import Job
+
+LEAST_NEED_FRAC = 0.01  # of a node, whatever nodes have found
 
 
 @dataclass(slots=True)
@@ -59,6 +61,28 @@ class LiveJob(JobGuests):
     trace_s_per_unit: float
     state: JobHistory
     progress: Progress
+    needs_cores: dict[int, float] = field(default_factory=dict)  # that nodes have found, by task
+    prefers_live: bool = True  # whether it migrates live, where that is possible
+    told_need_frac: float = 0.0  # what policies are told; `take_need` sets it
+
+    def __post_init__(self) -> None:
+        """Begin with the need that was declared."""
+        self.told_need_frac = self.job.cpu_need_frac
+
+    @property
+    def found_need_frac(self) -> float:
+        """The CPU need of a task by what nodes have found so far: that of the task with the most."""
+        if not self.needs_cores:
+            return self.told_need_frac
+        node_cores = self.specs[0].cpu_cores / self.told_need_frac
+        return min(max(max(self.needs_cores.values()) / node_cores, LEAST_NEED_FRAC), 1.0)
+
+    def take_need(self, need_frac: float) -> None:
+        """Take another CPU need: yields are parts of it from now on."""
+        factor = need_frac / self.told_need_frac
+        if factor != 1.0:
+            self.specs = tuple(msgspec.structs.replace(spec, cpu_cores=spec.cpu_cores * factor) for spec in self.specs)
+            self.told_need_frac = need_frac
 
     @classmethod
     def of(cls, prepared: PreparedJob, state: JobHistory) -> LiveJob:
@@ -77,6 +101,8 @@ class LiveJob(JobGuests):
         live.progress.units = [state.units_done.get(task, 0) for task in range(len(prepared.specs))]
         live.progress.at_s, live.progress.highest_s = now_s, state.virtual_time_s
         live.progress.ended |= state.finished_tasks
+        if state.decisions:
+            live.take_need(state.cpu_need_frac)
         return live
 
     @property
@@ -142,6 +168,7 @@ class LiveJob(JobGuests):
         Guests that start from the beginning have new names, so that no late message is attributed to them.
         """
         self.progress.restart()
+        self.needs_cores.clear()
         if self.state.begun == self.state.restarts:
             self.rename(self.state.begun)
 
@@ -163,7 +190,9 @@ class LiveJob(JobGuests):
                     saved = flight.nodes
                 case Verb.START | Verb.RESTORE | Verb.CAP | Verb.MIGRATE:
                     running, saved, yield_frac = flight.nodes, None, flight.yield_frac
-        return JobStatus(self.job_id, self.memory_mib, running, yield_frac, saved, live=not state.live_refused)
+        return JobStatus(
+            self.job_id, self.memory_mib, running, yield_frac, saved, live=self.prefers_live and not state.live_refused
+        )
 
 
 class Cluster:
@@ -225,7 +254,7 @@ class Cluster:
             job_id=np.array([live.job_id for live in active], dtype=np.int64),
             submit_time_s=np.array([live.job.submit_time_s for live in active], dtype=np.float64),
             tasks=np.array([live.job.tasks for live in active], dtype=np.int64),
-            cpu_need_frac=np.array([live.job.cpu_need_frac for live in active], dtype=np.float64),
+            cpu_need_frac=np.array([live.found_need_frac for live in active], dtype=np.float64),
             mem_req_frac=np.array([live.job.mem_req_frac for live in active], dtype=np.float64),
             virtual_time_s=np.array([live.virtual_time_s(now_s, time_scale) for live in active], dtype=np.float64),
             state=np.array(states, dtype=np.int8),
@@ -236,6 +265,8 @@ class Cluster:
             ),
             estimate_s=np.array([live.job.batch_estimate_s if estimates else nan for live in active], dtype=np.float64),
             urgent=np.array([live.job.urgent for live in active], dtype=np.bool_),
+            weight=unless(np.array([live.job.weight for live in active], dtype=np.float64), 1.0),
+            least_yield_frac=unless(np.array([live.job.least_yield_frac for live in active], dtype=np.float64), 0.0),
             move_cost_s=None if costs is None else costs.of([live.job for live in active]),
         )
 

@@ -14,9 +14,9 @@ from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.losses import Losses
-from testbed.control.move_costs import MoveCosts
+from testbed.control.move_costs import MoveCosts, WayCosts
 from testbed.control.orders import Orders
-from testbed.control.planner import LiveNodes, Target, plan
+from testbed.control.planner import MoveRules, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.tracker import Tracker
 from testbed.lab.ended_by import ended_by_error_of
@@ -28,6 +28,7 @@ from testbed.run import events
 from testbed.run.decisions import decision_event
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
+from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.view import ClusterView, Event, Policy, WakingPolicy, can_ever_run, event_at
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
@@ -56,19 +57,25 @@ class Conductor:
         book: FenceBook | None = None,
         replicas: int = 0,
         costs: MoveCosts | None = None,
+        saves_at_once: int | None = None,
+        ways: WayCosts | None = None,
     ) -> None:
         self.cluster = cluster
-        self._costs = costs
+        self._costs, self._ways = costs, ways
+        for live in cluster.jobs.values():
+            self._choose_way(live)
         self.policy = policy
         self.clock = clock
         self._recorder = recorder
         self._operations = operations
         self._wake = asyncio.Event()
-        self._live = LiveNodes(live_nodes, tuple(memory_mib))
+        self._live = MoveRules(live_nodes, tuple(memory_mib), saves_at_once)
         self.executor = Executor(
             cluster, operations, migration, recorder, memory_mib, deadlines.tries, replicas, restarts=restarts
         )
         self.tracker = Tracker(cluster, recorder)
+        if watches_needs(policy):
+            self.tracker.need_found = self._change
         self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts, book=book)
         self.orders = Orders(cluster, clock, recorder, self.executor, self._live, self._wake.set)
         for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear, self.orders.hear):
@@ -98,11 +105,16 @@ class Conductor:
     def arrive(self, live: LiveJob) -> None:
         """Take a new job that a user gave to a served lab: it is submitted now."""
         self.cluster.add(live)
+        self._choose_way(live)
         self.tracker.follow(live)
         self.losses.know(live)
         self._unknown.append(live)
         self._recorder.job(live, "submitted")
         self._wake.set()
+
+    def _choose_way(self, live: LiveJob) -> None:
+        """Let a job migrate live only where that is cheaper, if the scenario wants it so."""
+        live.prefers_live = self._ways is None or self._ways.live_is_cheaper(live.job)
 
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
         """Take a node's sample of the second; see `Tracker.telemetry`."""
@@ -221,6 +233,8 @@ class Conductor:
         self._recorder.journal(
             decision_event(self._recorder.times(), decide_s, self.policy.name, view, event, decision)
         )
+        for job_id, need_frac in zip(view.job_id.tolist(), view.cpu_need_frac.tolist(), strict=True):
+            self.cluster.jobs[job_id].take_need(need_frac)
         targets = self.cluster.targets()
         self._note(before, targets)
         self._recorder.decision(self.cluster.active(), targets, decide_s)

@@ -33,7 +33,7 @@ class Shape:
     @classmethod
     def of(cls, job: Job) -> Shape:
         """Return the shape of a job."""
-        return cls(job.tasks > 1, job.cpu_need_frac, job.program or "")
+        return cls(job.tasks > 1, job.real_need_frac, job.program or "")
 
     def __str__(self) -> str:
         what = f"{'parallel' if self.parallel else 'serial'}, need {self.cpu_need_frac:g}"
@@ -77,6 +77,8 @@ def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:
             tasks=min(nodes, median_low(job.tasks for job in alike)),
             submit_time_s=0.0,
             run_time_s=1e9,
+            cpu_need_frac=shape.cpu_need_frac,
+            true_need_frac=None,
         )
         for number, (shape, alike) in enumerate(by_shape.items())
     }

@@ -19,7 +19,8 @@ from testbed.errors import FailureCode, UserError, nearest
 from testbed.lab.guests import PreparedJob, check_floor, program_of
 from testbed.run import events
 from testbed.scenario.schema import Scenario
-from testbed.scheduling.policies.view import Policy, can_ever_run
+from testbed.scheduling.policies.guarantees import guarantees_fit
+from testbed.scheduling.policies.view import GuaranteeingPolicy, Policy, can_ever_run
 from testbed.scheduling.workload.jobs import Job
 
 _NEEDS_FRAC_TOLERANCE = 1e-9
@@ -77,7 +78,7 @@ class Intake:
 
     def _accept(self, request: Submit, user: str) -> LiveJob:
         """Check a job, write it to the journal, and report it to the policy; raises `UserError`."""
-        job = self._job(request)
+        job = self._job(request, user)
         self._check(job, request)
         self._check_limits(job, user)
         prepared = self._prepare(job, self._free_addresses())
@@ -89,7 +90,7 @@ class Intake:
         self._conductor.arrive(live)
         return live
 
-    def _job(self, request: Submit) -> Job:
+    def _job(self, request: Submit, user: str) -> Job:
         scale = self._scenario.time_scale
         return Job(
             job_id=max(self._cluster.jobs, default=0) + 1,
@@ -101,6 +102,8 @@ class Intake:
             estimate_s=None if request.estimate_s is None else request.estimate_s * scale,
             urgent=request.urgent,
             program=None if request.program == self._usual(request.tasks) else request.program,
+            weight=self._scenario.serve.weights.get(user, 1.0),
+            least_yield_frac=request.least_yield_frac,
         )
 
     def _usual(self, tasks: int) -> str:
@@ -133,7 +136,25 @@ class Intake:
                 f"{job.tasks} tasks with need {job.cpu_need_frac:g} and memory {job.mem_req_frac:g} do not fit on the "
                 f"{nodes} nodes of the lab under {self._policy.name}: expected a smaller job"
             )
+        if job.least_yield_frac:
+            self._check_guarantee(job)
         check_floor([job], "this lab", self._node_memory_mib, self._floor_mib)
+
+    def _check_guarantee(self, job: Job) -> None:
+        """Raise `UserError` where the guarantees of all jobs that have not ended do not fit with that of this one."""
+        table, nodes = self._scenario.serve, len(self._scenario.nodes)
+        if not isinstance(self._policy, GuaranteeingPolicy) or not self._policy.knows_guarantees:
+            raise UserError(f"least yield {job.least_yield_frac:g}: policy {self._policy.name} guarantees none")
+        if job.least_yield_frac > table.most_guaranteed_yield:
+            raise UserError(
+                f"least yield {job.least_yield_frac:g}: expected at most {table.most_guaranteed_yield:g} in this lab"
+            )
+        others = [live.job for live in self._cluster.active()]
+        if not guarantees_fit([*others, job], nodes):
+            raise UserError(
+                f"least yield {job.least_yield_frac:g}: the {nodes} nodes of the lab have guaranteed too much to "
+                "others: expected a smaller one, or a job without"
+            )
 
     def _check_limits(self, job: Job, user: str) -> None:
         table = self._scenario.serve

@@ -64,6 +64,9 @@ def trace_job(prepared: PreparedJob) -> events.TraceJob:
         estimate_s=job.estimate_s,
         urgent=job.urgent,
         program=job.program,
+        weight=job.weight,
+        least_yield_frac=job.least_yield_frac,
+        true_need_frac=job.true_need_frac,
     )
 
 
@@ -72,7 +75,8 @@ def job_of(told: events.TraceJob) -> Job:
     return Job(
         job_id=told.job, submit_time_s=told.submit_time_s, tasks=told.tasks, cpu_need_frac=told.cpu_need_frac,
         mem_req_frac=told.mem_req_frac, run_time_s=told.run_time_s, estimate_s=told.estimate_s, urgent=told.urgent,
-        program=told.program,
+        program=told.program, weight=told.weight, least_yield_frac=told.least_yield_frac,
+        true_need_frac=told.true_need_frac,
     )  # fmt: skip
 
 

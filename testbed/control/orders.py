@@ -14,7 +14,7 @@ from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.order_messages import Answer, Request
-from testbed.control.planner import LiveNodes, plan
+from testbed.control.planner import MoveRules, plan
 from testbed.control.recorder import Recorder
 from testbed.errors import RunError, nearest
 from testbed.run import events
@@ -33,7 +33,7 @@ class Orders:
     """Carries orders out. `hear` listens to the ledger; `wake` wakes the conductor, which calls `hold` then."""
 
     def __init__(
-        self, cluster: Cluster, clock: ReplayClock, recorder: Recorder, executor: Executor, live: LiveNodes,
+        self, cluster: Cluster, clock: ReplayClock, recorder: Recorder, executor: Executor, live: MoveRules,
         wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._cluster = cluster

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
+from testbed.control.save_order import in_order_of_need, staged
 from testbed.run.job_history import Wanted
 from testbed.scheduling.places import stable_nodes
 
@@ -48,14 +49,15 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveNodes:
-    """The nodes between which jobs migrate live, and the memory of every node."""
+class MoveRules:
+    """The nodes between which jobs migrate live, the memory of every node, and how many saves each makes at once."""
 
     nodes: frozenset[int]
     memory_mib: tuple[int, ...]
+    saves_at_once: int | None = None
 
 
-NO_LIVE_NODES = LiveNodes(frozenset(), ())
+NO_MOVES_LIVE = MoveRules(frozenset(), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _leaving_mib(job: JobStatus, there: Sequence[int]) -> Counter[int]:
     return Counter({node: count * job.memory_mib for node, count in Counter(a for a, b in moved if a != b).items()})
 
 
-def live_moves(jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: LiveNodes) -> dict[int, tuple[int, ...]]:
+def live_moves(jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: MoveRules) -> dict[int, tuple[int, ...]]:
     """Return the jobs that can migrate live, in an order in which memory suffices, and their new nodes.
 
     Memory at the destination is taken before memory at the source is free, so migrations can deadlock in a circle. A
@@ -132,7 +134,7 @@ def _migration(job: JobStatus, nodes: tuple[int, ...], yield_frac: float) -> Pla
 
 
 def plan(
-    jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: LiveNodes = NO_LIVE_NODES
+    jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: MoveRules = NO_MOVES_LIVE
 ) -> tuple[PlannedAction, ...]:
     """Return the actions that lead from the jobs' actual state to the wanted one; an unwanted job is saved.
 
@@ -165,12 +167,39 @@ def plan(
         else:
             needs = _needs(target.nodes, job.memory_mib)
             chains.append([PlannedAction(Verb.START, job.job_id, target.nodes, target.yield_frac, (), needs)])
+    saves, chains = _staged(saves, chains, by_id, live)
     caps.sort(key=lambda action: action.yield_frac > by_id[action.job_id].yield_frac)
     actions = [*saves, *caps, *migrations]
     for chain in chains:
         for action in chain:
             actions.append(_placed(action, len(actions)))
     return tuple(actions)
+
+
+def _staged(
+    saves: list[PlannedAction], chains: list[list[PlannedAction]], jobs: Mapping[int, JobStatus], rules: MoveRules
+) -> tuple[list[PlannedAction], list[list[PlannedAction]]]:
+    """Return the saves in an order in which they are needed, each after others at its nodes; chains follow theirs.
+
+    Where a node may make any number of saves at once, there is nothing to change.
+    """
+    at_once = rules.saves_at_once
+    if at_once is None:
+        return saves, chains
+    frees = [dict(_needs(save.nodes, jobs[save.job_id].memory_mib)) for save in saves]
+    free_mib = Counter(dict(enumerate(rules.memory_mib)))
+    for job in jobs.values():
+        free_mib.subtract(dict(_needs(job.running_on or (), job.memory_mib)))
+    order = in_order_of_need(frees, [dict(chain[-1].needs_mib) for chain in chains], free_mib)
+    after = staged([frees[place] for place in order], at_once)
+    place_of = {place: now for now, place in enumerate(order)}
+    return (
+        [replace(saves[place], after=before) for place, before in zip(order, after, strict=True)],
+        [
+            [replace(action, after=tuple(place_of.get(place, place) for place in action.after)) for action in chain]
+            for chain in chains
+        ],
+    )
 
 
 _PREVIOUS = -1

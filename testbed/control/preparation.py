@@ -19,8 +19,10 @@ from testbed.lab.core_speed import measure_core
 from testbed.lab.fleet import Fleet
 from testbed.lab.guests import PreparedJob, prepare_jobs
 from testbed.lab.lab import Lab, addresses_of
+from testbed.needs.estimator import NEED_WINDOW_S
 from testbed.run import events
 from testbed.scenario.schema import Scenario
+from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.view import Policy, SharingPolicy
 from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.workload.jobs import Job
@@ -105,10 +107,12 @@ class Preparation:
     def _prepare(
         self, jobs: Sequence[Job], fact: NodeFacts, rates: Mapping[Shape, float], addresses: Iterator[str]
     ) -> list[PreparedJob]:
+        watch_s = NEED_WINDOW_S if watches_needs(self._policy) else 0.0
         return prepare_jobs(
             jobs, self._scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
             addresses, core_units_per_s=self._core_units_per_s(), shared=isinstance(self._policy, SharingPolicy),
             waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
+            watch_s=watch_s,
         )  # fmt: skip
 
     def _core_units_per_s(self) -> float:

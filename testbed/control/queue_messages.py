@@ -18,7 +18,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", forbid_unk
     """A job: `tasks` tasks, each with a part of a node's CPU and memory, and work for `work_s` wall seconds.
 
     They would take that long on nodes of their own. `estimate_s` is the user's estimate of it, for policies that need
-    one. For an `urgent` job others may be paused. Without a `program` its tasks run the scenario's.
+    one. For an `urgent` job others may be paused. Without a `program` its tasks run the scenario's. `least_yield_frac`
+    is the yield that it is to have whenever it runs, under policies that know guarantees.
     """
 
     tasks: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
@@ -28,6 +29,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", forbid_unk
     estimate_s: _Seconds | None = None
     urgent: bool = False
     program: ProgramName | None = None
+    least_yield_frac: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
 
 
 class Show(msgspec.Struct, frozen=True, kw_only=True, tag="show", forbid_unknown_fields=True):

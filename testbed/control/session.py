@@ -28,7 +28,7 @@ from testbed.control.dedicated import Shape
 from testbed.control.fence_renewals import FenceRenewals
 from testbed.control.lost_run import LostRun
 from testbed.control.manifest import manifest_of, trace_job
-from testbed.control.move_costs import known_costs
+from testbed.control.move_costs import known_costs, way_costs
 from testbed.control.order_socket import taking_orders
 from testbed.control.own_cpu import OwnCpu
 from testbed.control.preparation import Preparation
@@ -312,7 +312,8 @@ class _Session:
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
             scenario.deadlines, migration, frozenset(targets),
             restarts=self._book is not None, book=self._book, replicas=scenario.images.replicas,
-            costs=known_costs(self._policy, scenario),
+            costs=known_costs(self._policy, scenario), ways=way_costs(scenario),
+            saves_at_once=scenario.migration.saves_at_once,
         )  # fmt: skip
         conductor.tracker.divides = isinstance(self._policy, DividingPolicy)
         conductor.tracker.work_rates = WorkRates(
@@ -428,7 +429,7 @@ class _Session:
 
     def _targets(self, facts: Sequence[NodeFacts]) -> Mapping[int, Destination]:
         """Return the destinations of live migrations."""
-        if self.scenario.migration.mechanism != "live":
+        if self.scenario.migration.mechanism == "save-restore":
             return {}
         names = [node.name for node in self.scenario.nodes]
         return migration_targets(self.scenario, dict(zip(names, facts, strict=True)))

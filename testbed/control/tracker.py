@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
 from testbed.bus.guest_details import Done, Drift, GuestReport, Healed, Progress
 from testbed.bus.suspicious_acts import ActKind
-from testbed.bus.telemetry import ExchangeCounts, GuestSample, Supersteps, Telemetry
+from testbed.bus.telemetry import ExchangeCounts, GuestSample, NeedSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.share_flows import ShareFlows
@@ -20,6 +21,7 @@ from testbed.run import events
 from testbed.run.phases import Phase
 
 SHORTEST_WINDOW_S = 2.0
+NEWS_FRAC = 0.05  # a need that differs by less from what the policy was told causes no decision
 _MOST_BOOTS = 10_000  # of all nodes, for the reports of lost samples
 _NOTHING = Supersteps(steps=0, longest_s=0.0, compute_s=0.0, comm_s=0.0)
 
@@ -87,6 +89,7 @@ class Tracker:
         self._accounts = CpuAccounts()
         self.work_rates = WorkRates()
         self.divides = False  # whether tasks divide what their job gets
+        self.need_found: Callable[[], None] | None = None  # for policies that are told what nodes find of needs
         self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # dropped, refused, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
 
@@ -214,6 +217,7 @@ class Tracker:
             tags,
             {
                 **{name: cores for name, cores in caps.items() if cores is not None},
+                **_needed(sample.need),
                 **self._flows.take(live, task, sample, node.index, time_ns),
                 "cpu_s": sample.cpu_s,
                 "rss_mib": sample.rss_mib,
@@ -234,10 +238,18 @@ class Tracker:
         if sample.units_done > live.progress.units[task]:
             live.progress.advance(task, sample.units_done)
             live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
+        if sample.need is not None and self.need_found is not None and not record.late:
+            self._hear_need(live, task, sample.need, self.need_found)
         if record.late:  # the job's steadiness at that time is unknown
             self._end_window(live, task, sample.guest, tags)
         else:
             self._window(live, task, record.mono_ns, sample, tags)
+
+    def _hear_need(self, live: LiveJob, task: int, need: NeedSample, found: Callable[[], None]) -> None:
+        """Take what a node has found of a task's CPU need; it counts for its job once it differs by enough."""
+        live.needs_cores[task] = need.booked_cores
+        if abs(live.found_need_frac / live.told_need_frac - 1.0) > NEWS_FRAC:
+            found()
 
     def _last_steps(self, node: int, live: LiveJob, task: int, end: Done) -> None:
         """Record the iterations since the last sample of a task that is done, as no further sample comes."""
@@ -322,6 +334,13 @@ class Tracker:
             program = live.specs[task].program.name
             used_cores = used_s / length_s
             self._recorder.cap_window(tags, CapWindow(program, window.wanted_cores, used_cores, length_s, drifted))
+
+
+def _needed(need: NeedSample | None) -> dict[str, Value]:
+    """Return the fields of what a node has found of a guest's CPU need."""
+    if need is None:
+        return {}
+    return {"need_cores": need.cores, "need_least_cores": need.least_cores, "need_most_cores": need.most_cores}
 
 
 def _now_ns() -> int:

@@ -124,7 +124,7 @@ async def dry_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIt
                 agents.append(
                     Agent(
                         config,
-                        NullDriver("whole,live") if scenario.migration.mechanism == "live" else NullDriver(),
+                        NullDriver("whole,live") if scenario.migration.mechanism != "save-restore" else NullDriver(),
                         partial(hub.client, f"agent-{node.name}"),
                     )
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.need_profile import WHOLE
 
 _ROUNDING_CORES = 1e-9  # a CPU need that was computed may be a hair more than a whole number of cores
 
@@ -34,17 +35,20 @@ def program_spec(
     message_bytes: int = 4096,
     touched_frac: float = 1.0,
     cpu_ns_per_unit: float = 0.0,
+    profile: str | None = None,
 ) -> ProgramSpec:
     """Return a program whose work takes `work_s` seconds of `cpu_cores` cores, in iterations of about `iteration_s`.
 
-    `units_per_core_s` is the number of work units of a core per second.
+    `units_per_core_s` is the number of work units of a core per second. With a `profile` the program needs no more than
+    these cores, and at times less (`testbed.bus.need_profile`).
     """
     work_units = max(1, math.ceil(units_per_core_s * cpu_cores * work_s))
     iterations = max(1, round(work_s / iteration_s))
+    units = math.ceil(work_units / iterations)
     return ProgramSpec(
         name=name,
         work_units=work_units,
-        units_per_iteration=math.ceil(work_units / iterations),
+        units_per_iteration=units,
         seed=seed,
         workers=whole_cores(cpu_cores),
         rank=rank,
@@ -54,4 +58,6 @@ def program_spec(
         message_bytes=message_bytes,
         touched_frac=touched_frac,
         cpu_ns_per_unit=cpu_ns_per_unit,
+        pace_ns=0 if profile is None else round(1e9 * units / (units_per_core_s * cpu_cores)),
+        profile=profile or WHOLE,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from testbed.bus.drivers import traits_in
 from testbed.bus.messages import GuestSpec, NodeFacts, ProgramSpec
+from testbed.bus.need_profile import WHOLE
 from testbed.errors import UserError
 from testbed.lab.guest_specs import program_spec
 from testbed.scenario.schema import ProgramsTable, Scenario
@@ -65,6 +66,7 @@ def _program(
         imbalance=programs.imbalance,
         message_bytes=programs.message_bytes,
         cpu_ns_per_unit=1e9 / core_units_per_s if programs.work == "cpu-time" else 0.0,
+        profile=programs.profile,
     )
 
 
@@ -80,18 +82,27 @@ def prepare_jobs(
     core_units_per_s: float,
     shared: bool = False,
     waits: bool = False,
+    watch_s: float = 0.0,
 ) -> list[PreparedJob]:
     """Return the jobs with the guests of their tasks.
 
-    A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
-    a node's `cpus` cores to itself, at `units_per_core_s(job)` work units per second of a core. Each guest takes the
-    next of `addresses`. Work as CPU time is that of a core with `core_units_per_s`. Guests that are `shared` compete
-    for all of a node, each with its CPU need as its share. With `waits` nodes note which tasks wait for which.
+    A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its real CPU
+    need of a node's `cpus` cores to itself, at `units_per_core_s(job)` work units per second of a core; caps are parts
+    of the declared need. Each guest takes the next of `addresses`. Work as CPU time is that of a core with
+    `core_units_per_s`. Guests that are `shared` compete for all of a node, each with its CPU need as its share. With
+    `waits` nodes note which tasks wait for which, with `watch_s` they find out what tasks need, in windows of that
+    length. Raises `UserError` for a task with more work than it can count, and for one that needs less or more than was
+    declared while its program uses all that it gets.
     """
     result = []
     for job in jobs:
+        if job.true_need_frac is not None and scenario.programs.profile is None:
+            raise UserError(
+                f"job {job.job_id}: true_need_frac = {job.true_need_frac:g}, and its program uses all that it gets: "
+                f'expected [programs] profile = "{WHOLE}", or another one'
+            )
         check_work(job, scenario.time_scale, cpus, units_per_core_s(job))
-        cores = job.cpu_need_frac * cpus
+        cores, real_cores = job.cpu_need_frac * cpus, job.real_need_frac * cpus
         rate = units_per_core_s(job)
         specs = tuple(
             GuestSpec(
@@ -100,24 +111,25 @@ def prepare_jobs(
                 job=job.job_id,
                 task=task,
                 program=_program(
-                    job, task, scenario.programs, job.run_time_s / scenario.time_scale, cores, rate,
+                    job, task, scenario.programs, job.run_time_s / scenario.time_scale, real_cores, rate,
                     core_units_per_s, scenario.seed,
                 ),
                 cpu_cores=cpus if shared else cores,
                 share_cores=cores if shared else None,
                 waits=waits,
+                watch_s=watch_s,
                 memory_mib=memory_of(job, node_memory_mib),
                 address=next(addresses),
             )
             for task in range(job.tasks)
         )  # fmt: skip
-        result.append(PreparedJob(job, specs, trace_s_per_unit=scenario.time_scale / (rate * cores)))
+        result.append(PreparedJob(job, specs, trace_s_per_unit=scenario.time_scale / (rate * real_cores)))
     return result
 
 
 def check_work(job: Job, time_scale: float, cpus: float, units_per_core_s: float) -> None:
     """Raise `UserError` if the work of a task is more than its guest can count."""
-    units = units_per_core_s * job.cpu_need_frac * cpus * (job.run_time_s / time_scale)
+    units = units_per_core_s * job.real_need_frac * cpus * (job.run_time_s / time_scale)
     if not units <= MOST_WORK_UNITS:
         raise UserError(
             f"job {job.job_id}: run_time_s = {job.run_time_s:g} at time_scale = {time_scale:g} and units_per_core_s = "

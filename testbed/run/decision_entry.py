@@ -25,6 +25,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_time_s: Annotated[tuple[float | None, ...], about("times of the first start, null before", "trace s")]
     estimate_s: Annotated[tuple[float | None, ...], about("estimated run times, null without", "trace s")]
     urgent: Annotated[tuple[bool, ...], about("for which jobs others may be paused; left out if for none")] = ()
+    weight: Annotated[tuple[float, ...], about("weights of the jobs; left out if all are 1")] = ()
+    least_yield_frac: Annotated[tuple[float, ...], about("guaranteed yields; left out if all are 0")] = ()
     move_cost_s: Annotated[
         tuple[float, ...], about("how long a move stops each job; left out unless the policy may know", "trace s")
     ] = ()

@@ -21,6 +21,13 @@ _TYPES: Final = {
 }  # fmt: skip
 
 
+_GIVEN: Final = ("weight", "least_yield_frac", "move_cost_s")  # and those that most views do not have
+
+
+def _given(values: Floats | None) -> tuple[float, ...]:
+    return () if values is None else tuple(values.tolist())
+
+
 def _plain(values: Floats) -> tuple[float | None, ...]:
     return tuple([None if math.isnan(value) else value for value in values.tolist()])
 
@@ -44,7 +51,7 @@ def decision_event(
             start_time_s=_plain(view.start_time_s),
             estimate_s=_plain(view.estimate_s),
             urgent=tuple(view.urgent.tolist()) if view.urgent.any() else (),
-            move_cost_s=() if view.move_cost_s is None else tuple(view.move_cost_s.tolist()),
+            **{name: _given(getattr(view, name)) for name in _GIVEN},
         ),
         event=events.Trigger(
             completed=event.completed, submitted=event.submitted, periodic=event.periodic, changed=event.changed
@@ -64,7 +71,7 @@ def read_view(view: events.View) -> ClusterView:
     return ClusterView(
         time_s=view.time_s, **columns, start_time_s=_floats(view.start_time_s), estimate_s=_floats(view.estimate_s),
         urgent=np.array(view.urgent or (False,) * len(view.job_id), dtype=np.bool_),
-        move_cost_s=np.array(view.move_cost_s) if view.move_cost_s else None,
+        **{name: np.array(values) if (values := getattr(view, name)) else None for name in _GIVEN},
     )  # fmt: skip
 
 

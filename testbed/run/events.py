@@ -90,6 +90,11 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     estimate_s: Annotated[float | None, about("the user's estimate of the run time, if there is one", "trace s")] = None
     urgent: Annotated[bool, about("whether others may be paused for it")] = False
     program: Annotated[str | None, about("what its tasks run, if it is not the scenario's program")] = None
+    weight: Annotated[float, about("its weight, under policies that know weights")] = 1.0
+    least_yield_frac: Annotated[float, about("its guaranteed yield, under policies that know guarantees")] = 0.0
+    true_need_frac: Annotated[
+        float | None, about("CPU need of a task that it really has, if it is not as declared; a share of a node")
+    ] = None
 
 
 class Replay(Entry, frozen=True, kw_only=True, tag="replay"):

@@ -185,8 +185,20 @@ class JobHistory:
     def show(self, submit_trace_s: float, tasks: int, needs_frac: tuple[float, float], virtual_time_s: float) -> None:
         """Apply the view of a policy: submission, tasks, their needs of CPU and memory, and progress."""
         self.decisions += 1
+        self._tell_need(needs_frac[0])
         self.submit_trace_s, self.tasks, self.virtual_time_s = submit_trace_s, tasks, virtual_time_s
         self.cpu_need_frac, self.mem_req_frac = needs_frac
+
+    def _tell_need(self, cpu_need_frac: float) -> None:
+        """Take another CPU need: the caps of its guests stay as they are, so that its yield is another, too."""
+        before = self.cpu_need_frac
+        if cpu_need_frac == before or before <= 0.0:
+            return
+        self.yield_frac *= before / cpu_need_frac
+        if self.flight is not None:
+            self.flight = replace(self.flight, yield_frac=self.flight.yield_frac * before / cpu_need_frac)
+        if self.cpu_cores is not None:
+            self.cpu_cores *= cpu_need_frac / before
 
     def miss(self, holders: set[tuple[int, str]]) -> None:
         """Remove copies of images that nodes do not have any more.

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from testbed.bus.imbalance import PATTERN as IMBALANCE_PATTERN
+from testbed.bus.imbalance import drift_of
 from testbed.bus.limits import (
     LEAST_NODE_CORES,
     LEAST_PERIOD_S,
@@ -25,6 +26,7 @@ from testbed.bus.limits import (
     MOST_UNITS_PER_CORE_S,
 )
 from testbed.bus.migration import BRIDGE_PATTERN, HOST_PATTERN, PARTITION_PATTERN, Transport
+from testbed.bus.need_profile import WHOLE, parts_of
 from testbed.errors import InputError
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, expected_url
 from testbed.toml_files import first_mistake, read_toml
@@ -146,6 +148,9 @@ class ProgramsTable(_Table):
     `work` is what a job has to do: `units` of work, or as much `cpu-time`, by the kernel's accounting, as these units
     take on a core of the measured speed. Then jobs do not take longer where cores become slower. Programs in virtual
     machines do not know that time.
+    `profile` lets tasks need no more CPU than they are said to need, however much they may use, and less at times:
+    `1,0.25@0.5` is all of their need in the first half of their work and a quarter of it in the second. Without it
+    tasks use all that their caps allow.
     `check_results_s` are the seconds that the controller spends at the end on comparing results of a random sample of
     jobs with the expected results of their work (`testbed.control.result_checks`).
     """
@@ -168,7 +173,21 @@ class ProgramsTable(_Table):
     ) = None
     calibration_s: Annotated[float, Field(ge=0.5, le=60)] = 2.5
     work: Literal["units", "cpu-time"] = "units"
+    profile: str | None = None
     check_results_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
+
+    @field_validator("profile")
+    @classmethod
+    def _is_a_profile(cls, text: str | None) -> str | None:
+        if text is not None:
+            parts_of(text)
+        return text
+
+    @model_validator(mode="after")
+    def _parts_that_drift_have_no_profile(self) -> ProgramsTable:
+        if self.profile not in (None, WHOLE) and drift_of(self.imbalance) is not None:
+            raise ValueError(f"profile {self.profile!r}: expected {WHOLE} with an imbalance that drifts")
+        return self
 
 
 class BoxTable(_Table):
@@ -235,7 +254,9 @@ class MigrationTable(_Table):
     """The way in which a running job moves to other nodes.
 
     `save-restore` stops it, writes images, and starts it from them; `live` moves its guests while they work, where all
-    nodes that take part can and memory permits, and saves and restores elsewhere. A live migration is given up after
+    nodes that take part can and memory permits, and saves and restores elsewhere; `cheaper` does for each job what
+    stops it for less time by the calibration that `overheads` names. Where `saves_at_once` is given, a node makes no
+    more saves at once, and those first that free what a waiting job needs. A live migration is given up after
     `budget_s_per_gib` wall seconds for each GiB of a guest's memory, begun ones counted whole, or when it made no
     progress for `no_progress_s`.
 
@@ -243,7 +264,8 @@ class MigrationTable(_Table):
     network reads, changes and uses; also `testbed lab up` makes nodes that take guests by that one alone.
     """
 
-    mechanism: Literal["save-restore", "live"] = "save-restore"
+    mechanism: Literal["save-restore", "live", "cheaper"] = "save-restore"
+    saves_at_once: Annotated[int, Field(ge=1, le=1000)] | None = None
     transport: Transport = "tls"
     budget_s_per_gib: Positive = 60.0
     no_progress_s: Positive = 20.0
@@ -280,8 +302,10 @@ class ServeTable(_Table):
     A task's CPU need is one of `cpu_needs_frac`, as the speed of each is measured before the first job comes. It has at
     least `least_mem_frac` of a node's memory. Jobs run the scenario's programs, or one of `programs`. A job has work
     for at most `most_work_s` wall seconds on nodes of its own. A user has at most `jobs_per_user` jobs that have not
-    ended, whose tasks need the CPU of at most `nodes_per_user` nodes together. `access` says which users of the
-    controller's machine may give jobs beside root and the controller's own user: none of them (`owner`), those of a
+    ended, whose tasks need the CPU of at most `nodes_per_user` nodes together. `weights` are those of users' jobs,
+    under policies that know weights; jobs of other users have weight 1. Users may ask for a guaranteed yield of at most
+    `most_guaranteed_yield`; it is refused where the guarantees of all jobs would not fit. `access` says which users of
+    the controller's machine may give jobs beside root and the controller's own user: none of them (`owner`), those of a
     group (`group:NAME`), or all (`everybody`).
     """
 
@@ -294,6 +318,8 @@ class ServeTable(_Table):
     most_work_s: Positive = 86400.0
     jobs_per_user: Annotated[int, Field(ge=1, le=100_000)] = 100
     nodes_per_user: Positive | None = None
+    weights: dict[str, Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]] = {}
+    most_guaranteed_yield: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
 
 class BoundTable(_Table):

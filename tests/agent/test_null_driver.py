@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
@@ -46,6 +47,27 @@ class TestNullDriver(DriverConformance):
             await node.driver.release("a")
             await node.until("a", "done")
             assert now_s() - begin_s == pytest.approx(4 + 1 + 100 + 5)
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_task_with_a_pace_needs_no_more_than_it_and_less_at_times(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            now_s = asyncio.get_running_loop().time
+            spec = self.spec("a", 8.0)
+            units = int(UNITS_PER_CORE_S / 10)  # a tenth of a second's work every fifth of a second: half of a core
+            program = msgspec.structs.replace(
+                spec.program, units_per_iteration=units, pace_ns=200_000_000, profile="1,0.5@0.5"
+            )
+            begin_s = now_s()
+            await node.driver.start(msgspec.structs.replace(spec, program=program, watch_s=5.0), 1.0)
+            await asyncio.sleep(4.0)
+            await node.driver.set_cap("a", 0.25)
+            await asyncio.sleep(8.0)  # 4 of 16 seconds at half pace
+            (sample,) = node.driver.sample()
+            assert (sample.cpu_s, sample.throttled_s) == (pytest.approx(2.0 + 2.0), pytest.approx(4.0))
+            assert sample.units_done == pytest.approx(4.0 * UNITS_PER_CORE_S, abs=1)
+            await node.until("a", "done")  # from here on it needs the quarter that it has
+            assert now_s() - begin_s == pytest.approx(4 + 8 + 8)
 
         self.on_nodes(tmp_path, 1, scenario)
 

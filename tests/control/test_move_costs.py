@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from support.compare.compared_runs import dry_run, quickstart_jobs
 
-from testbed.control.move_costs import MoveCosts
+from testbed.control.move_costs import MoveCosts, WayCosts
 from testbed.control.replay_decisions import replay_decisions
 from testbed.errors import UserError
-from testbed.run.events import Decision
+from testbed.run.events import Decision, Rescheduling
 from testbed.run.journal import read_events
 from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.compare.live import read_live
 from testbed.study.compare.pairs import pair
@@ -63,3 +64,58 @@ def test_a_scenario_names_the_model(tmp_path: Path, overheads: dict, message: st
     with pytest.raises(UserError) as refused:
         dry_run(tmp_path / "unknown", KNOWS, **overheads)
     assert message in str(refused.value)
+
+
+WAYS = """
+[overheads]
+memory_gb = [1.0, 2.0]
+resume_s = [[1, 2]]
+migration_s = [[9, 9]]
+
+[migration_ways_s]
+save-restore = [[2, 4]]
+live = [[3, 3]]
+"""
+
+
+def test_a_job_migrates_live_where_that_stops_it_for_less_time(tmp_path: Path) -> None:
+    path = tmp_path / "measured.toml"
+    path.write_text(WAYS)
+    ways = WayCosts(str(path), 2.0)
+    assert [ways.live_is_cheaper(Job(1, 0.0, 1, 0.5, memory, 9.0)) for memory in (0.5, 0.75, 0.8, 1.0)] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    cheaper = parse_overheads(f"{path}#cheaper")
+    assert cheaper.migration_s.tolist() == [[2, 3]]
+    assert cheaper.resume_s.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("overheads", "text", "message"),
+    [
+        ("constant:300", "", "expected the file of a calibration with live migrations"),
+        ("m.toml", WAYS.partition("[migration_ways_s]")[0], "no table [migration_ways_s]"),
+        ("m.toml", WAYS.replace("live = [[3, 3]]", ""), "migration_ways_s.live"),
+        ("m.toml", WAYS.replace("[[3, 3]]", "[[3]]"), "migration_ways_s.live = [[3.0]]: expected rows as those of"),
+    ],
+)
+def test_what_was_not_measured_cannot_be_compared(tmp_path: Path, overheads: str, text: str, message: str) -> None:
+    (tmp_path / "m.toml").write_text(text)
+    name = overheads if overheads.startswith("constant") else str(tmp_path / overheads)
+    with pytest.raises(UserError) as refused:
+        dry_run(tmp_path / "r", overheads=name, migration={"mechanism": "cheaper"})
+    assert message in str(refused.value)
+
+
+def test_a_run_takes_the_cheaper_way_for_each_job(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text(WAYS.replace("1.0, 2.0", "0.01, 0.1"))
+    memories = {1: 0.01, 2: 0.9}
+    jobs = [Job(number, 0.0, 1, 1.0, memory, 900.0) for number, memory in memories.items()]
+    jobs += [Job(3, 10.0, 1, 1.0, 0.05, 300.0)]
+    run = dry_run(
+        tmp_path / "r", "MCB8 */OPT=MIN", jobs, time_scale=50, overheads=str(tmp_path / "m.toml"),
+        migration={"mechanism": "cheaper"},
+    )  # fmt: skip
+    moved = [event for event in read_events(run / "events.jsonl") if isinstance(event, Rescheduling)]
+    for event in moved:
+        assert event.mechanism == ("live" if event.job == 2 else "save-restore")

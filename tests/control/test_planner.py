@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.control.planner import (
-    NO_LIVE_NODES,
+    NO_MOVES_LIVE,
     JobStatus,
-    LiveNodes,
+    MoveRules,
     PlannedAction,
     Target,
     Verb,
@@ -20,8 +20,11 @@ from testbed.scheduling.places import stable_nodes
 
 NODES = 4
 MEMORY_MIB = 100
-LIVE = LiveNodes(frozenset(range(NODES)), (MEMORY_MIB,) * NODES)
-some_live = st.sampled_from([NO_LIVE_NODES, LIVE, LiveNodes(frozenset({0, 1, 3}), LIVE.memory_mib)])
+LIVE = MoveRules(frozenset(range(NODES)), (MEMORY_MIB,) * NODES)
+some_live = st.sampled_from([
+    NO_MOVES_LIVE, LIVE, MoveRules(frozenset({0, 1, 3}), LIVE.memory_mib),
+    MoveRules(frozenset(), LIVE.memory_mib, saves_at_once=1), MoveRules(LIVE.nodes, LIVE.memory_mib, saves_at_once=2),
+])  # fmt: skip
 
 
 @st.composite
@@ -110,7 +113,7 @@ def carry_out(jobs: list[JobStatus], actions: tuple[PlannedAction, ...], pick: s
 
 @given(situations(), some_live, st.data())
 def test_any_order_of_unblocked_actions_reaches_what_is_wanted(
-    situation: tuple[list[JobStatus], dict[int, Target]], live: LiveNodes, data: st.DataObject
+    situation: tuple[list[JobStatus], dict[int, Target]], live: MoveRules, data: st.DataObject
 ) -> None:
     jobs, wanted = situation
     final = carry_out(jobs, plan(jobs, wanted, live), data)
@@ -125,7 +128,7 @@ def test_any_order_of_unblocked_actions_reaches_what_is_wanted(
 
 
 @given(situations(), some_live)
-def test_a_plan_does_nothing_needless(situation: tuple[list[JobStatus], dict[int, Target]], live: LiveNodes) -> None:
+def test_a_plan_does_nothing_needless(situation: tuple[list[JobStatus], dict[int, Target]], live: MoveRules) -> None:
     jobs, wanted = situation
     status = {job.job_id: job for job in jobs}
     for action in plan(jobs, wanted, live):
@@ -201,3 +204,45 @@ def test_cuts_of_caps_come_before_raises() -> None:
     jobs = [JobStatus(1, 10, (0,), 0.5), JobStatus(2, 10, (0,), 0.5)]
     actions = plan(jobs, {1: Target((0,), 0.75), 2: Target((0,), 0.25)})
     assert [action.job_id for action in actions] == [2, 1]
+
+
+@given(situations(), st.integers(1, 3))
+def test_no_node_makes_more_saves_at_once_than_it_may(
+    situation: tuple[list[JobStatus], dict[int, Target]], at_once: int
+) -> None:
+    jobs, wanted = situation
+    actions = plan(jobs, wanted, MoveRules(frozenset(), (MEMORY_MIB,) * NODES, at_once))
+    saves = {place: action for place, action in enumerate(actions) if action.verb is Verb.SAVE}
+    for node in range(NODES):
+        here = [place for place, action in saves.items() if node in action.nodes]
+        for number, place in enumerate(here[at_once:]):
+            assert here[number] in actions[place].after
+    plain = plan(jobs, wanted, MoveRules(frozenset(), (MEMORY_MIB,) * NODES))
+    assert Counter((each.verb, each.job_id, each.nodes) for each in actions) == Counter(
+        (each.verb, each.job_id, each.nodes) for each in plain
+    )
+
+
+def test_what_a_waiting_job_needs_is_saved_first() -> None:
+    jobs = [
+        JobStatus(1, 20, (0,), 1.0), JobStatus(2, 30, (1,), 1.0), JobStatus(3, 50, (0,), 1.0), JobStatus(4, 60),
+    ]  # fmt: skip
+    actions = plan(jobs, {4: Target((0,), 1.0)}, MoveRules(frozenset(), (100, 100), 1))
+    assert [(a.verb, a.job_id, a.after) for a in actions] == [
+        (Verb.SAVE, 3, ()),  # with it there is room
+        (Verb.SAVE, 1, (0,)),
+        (Verb.SAVE, 2, ()),  # elsewhere
+        (Verb.START, 4, ()),
+    ]
+
+
+def test_a_chain_follows_its_own_save_wherever_that_went() -> None:
+    jobs = [JobStatus(1, 20, (0,), 1.0), JobStatus(2, 80, (0,), 1.0), JobStatus(3, 90)]
+    actions = plan(jobs, {1: Target((1,), 1.0), 3: Target((0,), 1.0)}, MoveRules(frozenset(), (100, 100), 1))
+    assert [(a.verb, a.job_id, a.after) for a in actions] == [
+        (Verb.SAVE, 2, ()),
+        (Verb.SAVE, 1, (0,)),
+        (Verb.TRANSFER, 1, (1,)),
+        (Verb.RESTORE, 1, (2,)),
+        (Verb.START, 3, ()),
+    ]

@@ -32,14 +32,14 @@ SERIAL, ENDLESS = ("--need", "1.0", "--mem", "0.2"), ("--work", "80000")
 class Lab:
     """A lab that is served, with the commands of its users."""
 
-    def __init__(self, start: Callable[..., Run], folder: Path, more: str = "") -> None:
+    def __init__(self, start: Callable[..., Run], folder: Path, more: str = "", policy: str = "XGE") -> None:
         self.name = f"serve-{os.getpid()}"
         path = folder / "live.toml"
         text = path.read_text().replace('on_controller_loss = "remove"\n', f'lab = "{self.name}"\n')
         path.write_text(text + "[serve]\ncpu_needs_frac = [1.0]\nleast_mem_frac = 0.2\n" + more)
         self.folder = folder
         self._start = start
-        self.run = start("", command=("testbed", "serve", "live.toml", "--policy", "XGE"))
+        self.run = start("", command=("testbed", "serve", "live.toml", "--policy", policy))
         self.run.wait_for("jobs are taken")
 
     def ask(self, *words: str, code: int = 0, as_nobody: bool = False) -> dict:
@@ -137,3 +137,25 @@ def test_jobs_that_the_lab_does_not_take_are_refused(start: Callable[..., Run], 
     assert "no job 7" in lab.ask("qdel", "7", code=2)["text"]
     assert lab.close() == 0, "\n".join(lab.run.lines)
     assert not of_kind(read_journal(lab.run.path / "events.jsonl"), "arrived")
+
+
+def test_users_have_weights_and_guarantees_are_kept_or_refused(start: Callable[..., Run], tmp_path: Path) -> None:
+    more = 'access = "everybody"\n' + f"most_guaranteed_yield = 0.7\nweights = {{{SELF} = 3}}\n"
+    lab = Lab(start, tmp_path, more, "Greedy */OPT=MIN/WEIGHTS=jobs/LEAST=jobs")
+    others = lab.qsub(*SERIAL, *ENDLESS, as_nobody=True) if os.geteuid() == 0 else lab.qsub(*SERIAL, *ENDLESS)
+    mine = [lab.qsub(*SERIAL, *ENDLESS, "--least", "0.6") for _ in range(2)]
+    answer = lab.ask("qsub", *SERIAL, *ENDLESS, "--least", "0.6", code=2)
+    assert "the 2 nodes of the lab have guaranteed too much to others" in answer["text"]
+    assert "expected at most 0.7" in lab.ask("qsub", *SERIAL, *ENDLESS, "--least", "0.8", code=2)["text"]
+    lab.until(others, "running")
+    for job in mine:
+        lab.until(job, "running")
+    arrivals = {entry["arrival"]["job"]: entry["arrival"] for entry in of_kind(read_journal(lab.run.path), "arrived")}
+    assert arrivals[mine[0]]["weight"] == 3.0
+    views = [entry["view"] for entry in of_kind(read_journal(lab.run.path), "decision")]
+    assert views[-1]["least_yield_frac"] == [0.0, 0.6, 0.6]
+    choice = of_kind(read_journal(lab.run.path), "decision")[-1]["choice"]
+    assert min(choice["yield_frac"][1:]) >= 0.6
+    for job in (others, *mine):
+        lab.ask("qdel", str(job))
+    assert lab.close() == 0

@@ -31,6 +31,18 @@ def test_it_is_what_the_work_itself_comes_to(units, step, workers, ranks, topolo
     assert expected_checksum(one) == expected(one)[0]
 
 
+@given(
+    st.integers(1, 200), st.integers(1, 30), st.integers(1, 3), st.sampled_from(["uniform", "1/i"]),
+    st.sampled_from(["1", "0.5", "1,0.25@0.5", "0.0001,1@0.2,0.3@0.201,0.9999@0.99"]), st.integers(0, 2),
+)  # fmt: skip
+def test_it_is_also_with_a_profile(units, step, workers, imbalance, profile, rank):
+    one = task(
+        name="patterns", work_units=units, units_per_iteration=step, workers=workers, ranks=3, rank=rank,
+        imbalance=imbalance, profile=profile,
+    )  # fmt: skip
+    assert expected_checksum(one) == expected(one)[0]
+
+
 def spec_of(one) -> GuestSpec:
     fields = asdict(one)
     names = ProgramSpec.__struct_fields__

@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import subprocess
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -100,6 +101,32 @@ def _check_steps(done: wire.Frame, one) -> None:
     whole_s = done.number("compute_s") + done.number("comm_s")
     assert done.count("steps") == one.iterations
     assert whole_s / one.iterations - 2e-6 <= done.number("longest_s") <= whole_s + 2e-6
+
+
+@pytest.mark.parametrize(("profile", "pace_ns"), [("0.5", 0), ("1,0.25@0.3333,0.0001@0.9", 10**6), ("1,0.9@0.0001", 1)])
+def test_a_guest_with_a_profile_and_a_pace_computes_what_its_twin_does(programs, short_path, profile, pace_ns):
+    one = task(work_units=1000, units_per_iteration=37, profile=profile, pace_ns=pace_ns)
+    done = _alone(programs, short_path / "a", one, "eatcpu")
+    assert (done.text("checksum"), done.count("messages")) == expected(one)
+    assert done.count("units") == 1000
+
+
+def test_a_guest_with_a_pace_takes_its_time(programs, short_path):
+    one = task(work_units=20, units_per_iteration=1, pace_ns=50_000_000)
+    begin_s = time.monotonic()
+    _alone(programs, short_path / "a", one, "eatcpu")
+    assert time.monotonic() - begin_s >= 0.95  # the rest after the last iteration is part of its time, but for rounding
+
+
+@pytest.mark.parametrize("profile", ["", "2", "1,0.5", "1,0.5@0.5,1@0.4", "1,0@0.5", "1x", "1,0.5@1"])
+def test_a_profile_that_is_none_is_refused(programs, short_path, profile):
+    side = Side(short_path / "a", task(), profile=profile)
+    process = subprocess.Popen([programs / "eatcpu"], env=side.environment)
+    said = side.hear()
+    assert process.wait() != 0
+    side.close()
+    assert said.kind == "error"
+    assert said.text("message").startswith("profile%20=%20")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -91,6 +91,8 @@ def test_rows_that_are_not_active_do_not_matter(case, policy, random):
         offset,
         spread(jobs.cpu_need_frac, np.nan, np.float64),
         spread(jobs.mem_req_frac, np.nan, np.float64),
+        spread(jobs.weight, np.nan, np.float64),
+        spread(jobs.least_yield_frac, np.nan, np.float64),
     )
     great = Cluster(
         view.node_available,

@@ -58,6 +58,10 @@ class CgroupCaps(ABC):
         found = read_cap(self._folder / guest)
         return most_cores if found is None else min(found, most_cores)
 
+    def throttled_s(self, guest: str) -> float | None:
+        """See `Caps.throttled_s`; the kernel's counter is a sum over cores, so it needs a guest with one thread."""
+        return read_throttled_s(self._folder / guest) if self._most_cores[guest] == 1 else None
+
     async def remove(self, guest: str) -> None:
         """See `Caps.remove`."""
         if self._most_cores.pop(guest, None) is not None:
@@ -226,6 +230,14 @@ def read_cap(folder: Path) -> float | None:
         quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
         period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
     return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+
+
+def read_throttled_s(folder: Path) -> float:
+    """Return the total throttled time of a group of either version, in seconds; raises `OSError`."""
+    counts = dict(line.split() for line in (folder / "cpu.stat").read_text(encoding="ascii").splitlines())
+    if "throttled_usec" in counts:
+        return int(counts["throttled_usec"]) / 1e6
+    return int(counts.get("throttled_time", "0")) / 1e9
 
 
 def read_weight(folder: Path) -> float:

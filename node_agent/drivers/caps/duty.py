@@ -46,10 +46,17 @@ class _Process:
     rate_cores: float = 0.0  # of CPU time used between the last two checks
     look_s: float = 0.0
     stopped: bool = False
+    throttled_s: float = 0.0  # total time stopped, until the last SIGCONT
+    stopped_s: float = 0.0  # time of the last SIGSTOP, 0 before the first
 
     def signal(self, *, stop: bool) -> None:
         if stop != self.stopped:
             self.stopped = stop
+            now_s = time.monotonic()
+            if stop:
+                self.stopped_s = now_s
+            elif self.stopped_s:
+                self.throttled_s += now_s - self.stopped_s
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGSTOP if stop else signal.SIGCONT)
 
@@ -111,6 +118,15 @@ class DutyCaps:
         """See `Caps.read`: only this mechanism enforces the cap, so its own value is in force."""
         process = self._processes[guest]
         return process.most_cores if process.cap_cores is None else min(process.cap_cores, process.most_cores)
+
+    def throttled_s(self, guest: str) -> float | None:
+        """See `Caps.throttled_s`."""
+        process = self._processes[guest]
+        if process.most_cores != 1:
+            return None
+        return process.throttled_s + (
+            time.monotonic() - process.stopped_s if process.stopped and process.stopped_s else 0.0
+        )
 
     async def remove(self, guest: str) -> None:
         """See `Caps.remove`."""

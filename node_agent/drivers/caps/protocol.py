@@ -32,6 +32,12 @@ class Caps(Protocol):
         Raises `OSError`, or `KeyError` for a guest that was not taken yet.
         """
 
+    def throttled_s(self, guest: str) -> float | None:
+        """Return the total time for which the cap throttled a guest with one thread, None for other guests.
+
+        Raises `OSError`, or `KeyError` for a guest that was not taken yet.
+        """
+
     async def remove(self, guest: str) -> None:
         """Forget a guest, which then runs uncapped if it still lives; an unknown guest is no error."""
 

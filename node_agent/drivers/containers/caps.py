@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from node_agent.drivers.caps.cgroup import read_cap
+from node_agent.drivers.caps.cgroup import read_cap, read_throttled_s
 from node_agent.drivers.caps.mounts import group_of
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.containers.engine import Engine
@@ -65,6 +65,12 @@ class ContainerCaps:
             return self._bare.read(guest)
         most_cores, found = self._most_cores[guest], self._quota(guest)
         return most_cores if found is None else min(found, most_cores)
+
+    def throttled_s(self, guest: str) -> float | None:
+        """See `Caps.throttled_s`."""
+        if guest not in self._containers:
+            return self._bare.throttled_s(guest)
+        return read_throttled_s(self.group(guest)) if self._most_cores[guest] == 1 else None
 
     def group(self, guest: str) -> Path:
         """Return the control group of a guest's container; raises `OSError`, or `KeyError` as `read` does."""

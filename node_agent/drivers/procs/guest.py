@@ -366,7 +366,10 @@ class ProcessGuest:
             pids.append(self._link.pid)
         in_force = self._cap.in_force()
         self._cap.look_after(in_force)
-        sample = self._progress.sample(self.spec.guest, self.state.value, pids, in_force, self._cap.wanted_cores)
+        throttled_s = self._cap.throttled_s() if self.spec.watch_s else None
+        sample = self._progress.sample(
+            self.spec.guest, self.state.value, pids, in_force, self._cap.wanted_cores, throttled_s
+        )
         if self._share is None:
             return sample
         share_cores = self._share.in_force()

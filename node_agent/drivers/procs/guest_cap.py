@@ -43,6 +43,13 @@ class GuestCap:
         except (OSError, KeyError, ValueError):  # not under a cap yet, or it has ended just now
             return None
 
+    def throttled_s(self) -> float | None:
+        """Return the total time for which the cap throttled the guest, None if it is unknown."""
+        try:
+            return self._caps.throttled_s(self._guest)
+        except (OSError, KeyError, ValueError):
+            return None
+
     async def take(self, pid: int, *, again: bool = False) -> None:
         """Put the guest's program under the cap, uncapped yet, or `again` as it is. Raises `OSError`."""
         put = self._caps.take_over if again else self._caps.add

@@ -67,8 +67,9 @@ class GuestProgress:
         return read
 
     def sample(
-        self, guest: str, state: str, pids: Iterable[int], in_force: float | None, wanted_cores: float
-    ) -> GuestSample:
+        self, guest: str, state: str, pids: Iterable[int], in_force: float | None, wanted_cores: float,
+        throttled_s: float | None = None,
+    ) -> GuestSample:  # fmt: skip
         """Return a sample, with the usage of live processes."""
         usage = read_usage(pids)
         if usage is not None and usage.cpu_s >= self._usage.cpu_s:
@@ -81,5 +82,5 @@ class GuestProgress:
             cpu_s=self._usage.cpu_s, rss_mib=self._usage.rss_mib, read_mib=self._usage.read_mib,
             written_mib=self._usage.written_mib,
             units_done=told.units if told else 0, units_mono_ns=told.mono_ns if told else 0, supersteps=steps,
-            waits_s=self._waits_s,
+            waits_s=self._waits_s, throttled_s=throttled_s,
         )  # fmt: skip

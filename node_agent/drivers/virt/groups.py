@@ -15,6 +15,7 @@ from node_agent.drivers.caps.cgroup import (
     MOST_WEIGHT,
     PERIOD_US,
     read_cap,
+    read_throttled_s,
     read_weight,
 )
 from node_agent.drivers.caps.mounts import mount_points
@@ -83,7 +84,8 @@ class VcpuGroups:
 
     def seen(self) -> DomainSample:
         """See `Vcpus.seen`."""
-        return DomainSample(self.cap_cores(), self.cpu_s(), resident_mib(self.pid))
+        throttled_s = read_throttled_s(self.quotas[0]) if len(self.quotas) == 1 else None
+        return DomainSample(self.cap_cores(), self.cpu_s(), resident_mib(self.pid), throttled_s=throttled_s)
 
 
 def pid_path(guest: str) -> Path:

@@ -452,10 +452,11 @@ class VirtualGuest:
         """Return its usage, with a guess of its waits; also check its cap, and detect a guest that fell silent."""
         rss_mib = 0.0
         cap_cores: float | None = None
+        throttled_s: float | None = None
         if self._cap.vcpus is not None:
             with contextlib.suppress(OSError, DriverError, ValueError):
                 seen = self._cap.vcpus.seen()
-                rss_mib = seen.rss_mib
+                rss_mib, throttled_s = seen.rss_mib, seen.throttled_s
                 cap_cores = self._cap.usable_cores(seen.cap_cores) if self._looked else None
                 self._cpu_s = max(self._cpu_s, seen.cpu_s)
                 self._look_after(seen.cap_cores)
@@ -463,7 +464,7 @@ class VirtualGuest:
             guest=self.name, state=self.state.value, cap_cores=cap_cores, wanted_cores=self.cap_cores,
             cpu_s=self._cpu_s, rss_mib=rss_mib, read_mib=0.0, written_mib=0.0, units_done=self._told.units,
             units_mono_ns=self._told.mono_ns, supersteps=self._told.sampled(), share_cores=self._seen_share(),
-            waits_s=self._told.waits_s, guessed_waits_s=guessed_waits_s,
+            waits_s=self._told.waits_s, guessed_waits_s=guessed_waits_s, throttled_s=throttled_s,
         )  # fmt: skip
 
     def _seen_share(self) -> float | None:

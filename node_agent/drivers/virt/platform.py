@@ -31,13 +31,15 @@ class Timeouts:
 @dataclass(frozen=True, slots=True)
 class DomainSample:
     """The last sample of a domain: the sum of its virtual CPUs' caps in cores (None: uncapped), their CPU time,
-    the memory it occupies, and its weight where the hypervisor has to be asked for it.
+    the memory it occupies, its weight where the hypervisor has to be asked for it, and the total throttled time of a
+    domain with one virtual CPU where the hypervisor measures it.
     """  # noqa: D205  # one sentence
 
     cap_cores: float | None
     cpu_s: float
     rss_mib: float
     weight: int = 0
+    throttled_s: float | None = None
 
 
 class Vcpus(Protocol):

@@ -16,11 +16,11 @@ from testbed.study.report.terminal.console import wide_console
 
 def qsub(
     *, urgent: bool, tasks: int, need: float, mem: float, work: float, estimate: float | None, program: str | None,
-    lab: str | None, as_json: bool,
+    least: float, lab: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     job = Submit(
         tasks=tasks, cpu_need_frac=need, mem_req_frac=mem, work_s=work, estimate_s=estimate, urgent=urgent,
-        program=program,
+        program=program, least_yield_frac=least,
     )  # fmt: skip
     try:
         msgspec.convert(msgspec.to_builtins(job), Submit)

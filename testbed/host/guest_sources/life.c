@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ballast.h"
@@ -67,6 +68,46 @@ static double part_of(const char *name)
     if (end == text || *end || !(value > 0 && value <= 1))
         fail("%s = %s: expected more than 0 and at most 1", name, text);
     return value;
+}
+
+/* Four decimals as a count, as testbed/bus/need_profile.py reads them. */
+static uint64_t parts_of_10000(const char **text)
+{
+    uint64_t value = 0;
+    if (**text == '1') {
+        ++*text;
+        return 10000;
+    }
+    if (strncmp(*text, "0.", 2))
+        return 0;
+    *text += 2;
+    for (int digits = 0; digits < 4; digits++) {
+        bool is_digit = **text >= '0' && **text <= '9';
+        value = 10 * value + (is_digit ? (uint64_t)(**text - '0') : 0);
+        *text += is_digit;
+    }
+    return value;
+}
+
+static void read_profile(void)
+{
+    const char *whole = value_or("profile", "1"), *text = whole; /* agents of earlier versions do not say it */
+    const unsigned most = sizeof task.phases / sizeof *task.phases;
+    for (task.phase_count = 0; task.phase_count < most; text++) {
+        uint64_t part = parts_of_10000(&text), from = 0;
+        if (task.phase_count && *text == '@') {
+            text++;
+            from = parts_of_10000(&text);
+        }
+        bool later = !task.phase_count || from > task.phases[task.phase_count - 1].from;
+        if (!part || !later || from >= 10000 || (*text && *text != ','))
+            break;
+        task.phases[task.phase_count].from = from;
+        task.phases[task.phase_count++].part = part;
+        if (!*text)
+            return;
+    }
+    fail("profile = %s: expected parts of the need such as 1,0.25@0.5", whole);
 }
 
 static unsigned choice_of(const char *name, const char *const *known)
@@ -129,6 +170,11 @@ void life_read_task(const char *name)
     task.rank = (unsigned)count_of("rank", 0, task.ranks - 1);
     task.message_bytes = count_of("message_bytes", task.ranks == 1 ? 0 : task.topology == TREE ? 8 : 1, INT32_MAX);
 
+    task.pace_ns = strtoull(value_or("pace_ns", "0"), NULL, 10);
+    read_profile();
+    if (task.drift && task.phase_count > 1)
+        fail("profile = %s: expected 1 with work that drifts", value_or("profile", "1"));
+
     path = in_run("progress");
     file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file < 0 || ftruncate(file, sizeof *pace))
@@ -164,15 +210,40 @@ static uint64_t units_after(uint64_t iterations)
     return iterations >= life_iterations() ? task.work_units : iterations * task.units_per_iteration;
 }
 
+/* The part of the units of an iteration that the profile leaves; integers, as the twin has them. */
+static uint64_t needed(uint64_t units, uint64_t iteration)
+{
+    unsigned __int128 all = life_iterations();
+    unsigned phase = task.phase_count - 1;
+    while (phase && iteration < (uint64_t)((task.phases[phase].from * all + 9999) / 10000))
+        phase--;
+    uint64_t scaled = (uint64_t)(((unsigned __int128)units * task.phases[phase].part + 5000) / 10000);
+    return scaled ? scaled : 1;
+}
+
 uint64_t life_share(uint64_t iteration)
 {
-    uint64_t units = units_after(iteration + 1) - units_after(iteration);
+    uint64_t units = needed(units_after(iteration + 1) - units_after(iteration), iteration);
     unsigned moved = task.drift ? (unsigned)(iteration / task.drift % task.ranks) : 0;
     unsigned part = (task.rank + task.ranks - moved) % task.ranks + 1;
     if (!task.one_over_i || part == 1)
         return units;
     double share = nearbyint((double)units / (double)part); /* to even, as the twin rounds */
     return share < 1 ? 1 : (uint64_t)share;
+}
+
+/* Until the next iteration may begin. What is late by less than an iteration is caught up; more was held back. */
+static void rest(double begin_s)
+{
+    static double next_s;
+    const double pace_s = (double)task.pace_ns * 1e-9;
+    next_s = next_s + pace_s > begin_s ? next_s + pace_s : begin_s;
+    double rest_s = next_s - monotonic_s();
+    if (rest_s <= 0 || rest_s > pace_s)
+        return;
+    struct timespec length = {.tv_sec = (time_t)rest_s};
+    length.tv_nsec = (long)((rest_s - (double)length.tv_sec) * 1e9);
+    nanosleep(&length, NULL);
 }
 
 void life_step(double begin_s, double computed_s, double end_s)
@@ -186,6 +257,8 @@ void life_step(double begin_s, double computed_s, double end_s)
     pace_set(&pace->compute_ns, (uint64_t)(compute_s * 1e9));
     pace_set(&pace->comm_ns, (uint64_t)(comm_s * 1e9));
     pace_set(&pace->units, units_after(steps)); /* last: the agent waits for it */
+    if (task.pace_ns)
+        rest(begin_s);
 }
 
 void life_done(uint64_t digest, uint64_t messages)

@@ -16,6 +16,9 @@ struct task {
     double touched_frac; /* of the ballast */
     bool one_over_i; /* rank i, counted from 1, computes an i-th of what rank 1 does */
     uint64_t drift; /* after how many iterations these parts move on by a rank; 0: never */
+    uint64_t pace_ns; /* an iteration takes at least as long; 0: as long as it takes */
+    struct { uint64_t from, part; } phases[8]; /* from which part of the work on how much of its units, of 10,000 */
+    unsigned phase_count;
 };
 
 extern struct task task;

@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 
 from testbed.errors import UserError, nearest, shown
-from testbed.scheduling.policies import ipdps, priced
+from testbed.scheduling.policies import discovering, ipdps, priced, suffixes
 from testbed.scheduling.policies.batch import BatchPolicy
 from testbed.scheduling.policies.configuration import (
     DEFAULT_PERIOD_S,
@@ -24,6 +24,7 @@ from testbed.scheduling.policies.configuration import (
 )
 from testbed.scheduling.policies.decision import rules_of
 from testbed.scheduling.policies.dfrs import DfrsPolicy
+from testbed.scheduling.policies.discovering import DiscoveringPolicy
 from testbed.scheduling.policies.dps import DPS
 from testbed.scheduling.policies.priced import PricedPolicy
 from testbed.scheduling.policies.view import Policy
@@ -52,8 +53,12 @@ GRAMMAR = {
     "/OPT=MAX": "with /stretch-per only: CPU that is left lowers the maximum stretch",
     "/MINVT=s": "MCB8 may pause a running job with less than s seconds of virtual time, but not move it",
     "/MINFT=s": "the same with flow time, the time since submission",
+    "/WEIGHTS=jobs": "yields are in proportion to the weights of jobs (column weight of the trace)",
+    "/LEAST=jobs": "a job that runs has at least its guaranteed yield (column least_yield_frac), and is not paused",
+    "/DECAY=s": "weights decay: a job with s seconds of virtual time has half its weight",
     "/KNOWS=cost": "a pass moves a job only if all gain more by the next pass than the move costs; :s for s seconds",
     "/MOVES=k": "a pass moves at most k jobs: those that gain most",
+    "/NEEDS=discovered": "last: CPU needs are estimated from the usage of jobs; declared needs count until then",
     "/WITHIN=dps": "last, and after [IPDPS] names: the tasks of a job divide its CPU, by a bank of the job",
     "/WITHIN=dps/distributed": "the same; tasks give what they do not use to the tasks whose messages they wait for",
     "FCFS": "batch: whole nodes, in order of submission",
@@ -86,7 +91,10 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
     if len(name) > LONGEST_NAME:
         raise UserError(f"policy {shown(name, 60)}: expected a name of at most {LONGEST_NAME} characters")
     name, within = split(name)
-    policy = _priced(name, period_s)
+    watched = discovering.split(name)
+    policy = _priced(name if watched is None else watched, period_s)
+    if watched is not None:
+        return _discovering(policy, within)
     if within is None:
         return policy
     if not isinstance(policy, DfrsPolicy | PricedPolicy):
@@ -97,15 +105,33 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
     return WithinPolicy(policy, within)
 
 
+def _discovering(policy: Policy, within: object) -> Policy:
+    """Return the policy with the suffix; raises `UserError` for one that does not take it."""
+    if not isinstance(policy, DfrsPolicy | PricedPolicy) or within is not None:
+        raise UserError(f"policy {policy.name}: expected NEEDS=discovered last, after a DFRS policy without WITHIN=")
+    return DiscoveringPolicy(policy)
+
+
 def _priced(name: str, period_s: float) -> Policy:
     """Return the policy of a name that may end with what it knows of moves."""
     found = priced.split(name)
     if found is None:
-        return _parse(name, period_s)
-    policy = _parse(found[0], period_s)
+        return _weighted(name, period_s)
+    policy = _weighted(found[0], period_s)
     if not isinstance(policy, DfrsPolicy):
         raise UserError(f"policy {policy.name}: expected KNOWS= and MOVES= after a DFRS policy")
     return priced.priced(policy, *found[1:])
+
+
+def _weighted(name: str, period_s: float) -> Policy:
+    """Return the policy of a name that may end with how jobs share CPU."""
+    found = suffixes.split(name)
+    if found is None:
+        return _parse(name, period_s)
+    policy = _parse(found[0], period_s)
+    if not isinstance(policy, DfrsPolicy):
+        raise UserError(f"policy {policy.name}: expected WEIGHTS=, LEAST= and DECAY= after a DFRS policy")
+    return suffixes.with_suffixes(policy, found[1])
 
 
 def _parse(name: str, period_s: float) -> Policy:

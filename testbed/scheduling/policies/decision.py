@@ -13,6 +13,7 @@ import numpy as np
 from testbed.scheduling.compiler import kernel, lean_kernel
 from testbed.scheduling.policies.capacity import node_memory, node_usage
 from testbed.scheduling.policies.configuration import Configuration, Limit, OnSubmission, Optimise, Periodic
+from testbed.scheduling.policies.fairness import guaranteed, is_plain, keep_guarantees, weighted_yields
 from testbed.scheduling.policies.greedy import fits, make_room, place_all
 from testbed.scheduling.policies.ipdps import is_retried
 from testbed.scheduling.policies.mcb8 import mcb8
@@ -94,6 +95,7 @@ def decide(
     for one does not depend on later ones. `freed` says that jobs completed or that nodes changed, `periodic` that this
     is the instant of a pass.
     """
+    ran = cluster.running.copy()
     drop_lost(jobs, cluster, active)
     known = np.ones(active.size, dtype=np.bool_)
     for row in submitted:
@@ -111,6 +113,8 @@ def decide(
             mcb8(active[known], jobs, cluster, rules, time_s, for_stretch)
     if periodic and rules.periodic != NO_PASS:
         mcb8(active, jobs, cluster, rules, time_s, for_stretch)
+    if rules.guarantees:
+        keep_guarantees(active, ran, jobs, cluster)
     set_yields(rules, jobs, cluster, time_s, active)
 
 
@@ -194,7 +198,7 @@ def _place_by_force(
     runs = np.empty(active.size, dtype=np.int64)
     count = 0
     for row in active:
-        if cluster.running[row]:
+        if cluster.running[row] and guaranteed(row, jobs, rules) == 0.0:
             runs[count] = row
             count += 1
     candidates = by_decreasing_priority(runs[:count], jobs, cluster, time_s, rules.least_flow_time_s)[::-1].copy()
@@ -216,7 +220,9 @@ def _place_by_force(
 @kernel
 def set_yields(rules: Rules, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints) -> None:
     """Set the yields of a map as the rules say."""
-    if rules.periodic == PACK_FOR_STRETCH:
+    if not is_plain(rules):
+        weighted_yields(active, jobs, cluster, rules)
+    elif rules.periodic == PACK_FOR_STRETCH:
         stretch_yields(active, jobs, cluster, time_s, rules.period_s, rules.optimise == OPT_AVG)
     elif rules.optimise == OPT_MIN:
         max_min_yields(active, jobs, cluster)

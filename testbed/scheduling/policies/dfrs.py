@@ -14,6 +14,7 @@ from testbed.scheduling.compiler import can_compile, is_cached
 from testbed.scheduling.policies import kernel_policy
 from testbed.scheduling.policies.capacity import tasks_per_node
 from testbed.scheduling.policies.decision import decide
+from testbed.scheduling.policies.fairness import MOST_GUARANTEED_FRAC
 from testbed.scheduling.policies.ipdps import next_retry_s, next_wake_s
 from testbed.scheduling.policies.kernel_policy import Kernels, decide_view
 from testbed.scheduling.policies.state import NO_PASS, Rules
@@ -58,6 +59,16 @@ class DfrsPolicy:
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
         """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never prevents that."""
         return tasks <= nodes * tasks_per_node(mem_req_frac)
+
+    @property
+    def knows_guarantees(self) -> bool:
+        """See `GuaranteeingPolicy`."""
+        return self.rules.guarantees
+
+    def can_ever_guarantee(self, tasks: int, cpu_frac: float, nodes: int) -> bool:
+        """See `GuaranteeingPolicy`: all of an empty cluster, if the rules know guarantees at all."""
+        each = int(MOST_GUARANTEED_FRAC / cpu_frac) if self.rules.guarantees and cpu_frac > 0.0 else tasks
+        return tasks <= nodes * each
 
     def next_wake_s(self, view: ClusterView) -> float | None:
         """Return the next instant at which a waiting job is to be tried again, None if there is none."""

@@ -95,7 +95,7 @@ def use_compiled(kernels: Kernels, rules: Any) -> None:
     """
     kernel = compiled(kernels.decide)
     nobody = np.zeros(0, dtype=np.int64)
-    jobs = Jobs(np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0), np.zeros(0))
+    jobs = Jobs(np.zeros(0), np.zeros(1, dtype=np.int64), *(np.zeros(0) for _ in range(4)))
     cluster = Cluster(np.ones(1, dtype=np.bool_), np.zeros(0), np.zeros(0, dtype=np.bool_), nobody.copy(), np.zeros(0))
     kernel(rules, jobs, cluster, 0.0, nobody, nobody, False, False)
     _compiled[kernels.decide] = kernel
@@ -109,6 +109,8 @@ def arrays_of(view: ClusterView) -> tuple[Jobs, Cluster]:
         offset=offsets(view.tasks),
         cpu_need_frac=view.cpu_need_frac.copy(),
         mem_req_frac=view.mem_req_frac.copy(),
+        weight=np.ones(view.tasks.size) if view.weight is None else view.weight.copy(),
+        least_yield_frac=np.zeros(view.tasks.size) if view.least_yield_frac is None else view.least_yield_frac.copy(),
     )
     cluster = Cluster(
         node_available=view.node_available.copy(),

@@ -15,6 +15,7 @@ import numpy as np
 
 from testbed.scheduling.compiler import kernel, lean_kernel
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC
+from testbed.scheduling.policies.fairness import guaranteed, is_plain, level_yield
 from testbed.scheduling.policies.packing import Patterns, new_patterns, pack, set_lists
 from testbed.scheduling.policies.priority import by_decreasing_priority
 from testbed.scheduling.policies.problem import Problem, drop, new_problem, sort_items
@@ -29,7 +30,7 @@ TARGET_ACCURACY = 0.01
 @kernel
 def mcb8(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, stretch: bool) -> None:
     """Re-compute the map of the ascending `rows`, in place; jobs for which there is no place do not run afterwards."""
-    problem = new_problem(rows, jobs, cluster, rules, time_s, stretch)
+    problem = new_problem(rows, jobs, cluster, rules, time_s, stretch or not is_plain(rules))
     total, wide, mem_frac = 0, 0, 0.0
     for row in rows:
         tasks = jobs.offset[row + 1] - jobs.offset[row]
@@ -49,6 +50,9 @@ def mcb8(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, 
                 return
         if drops == 0:
             order = by_decreasing_priority(rows, jobs, cluster, time_s, rules.least_flow_time_s)
+            if rules.guarantees:  # jobs that run with a guarantee are the last to be left out
+                keeps = cluster.running[order] & (jobs.least_yield_frac[order] > 0.0)
+                order = np.concatenate((order[keeps], order[~keeps]))
         if drops < rows.size:
             row = order[rows.size - 1 - drops]
             tasks = drop(problem, rows, row, jobs)
@@ -109,7 +113,7 @@ def _try(
     left, cpu_frac = 0, 0.0
     for item in range(items):
         row = problem.free[problem.begin[item]]
-        need = requirement(row, target, jobs, cluster, rules, time_s, stretch)
+        need = requirement(row, target, problem, jobs, cluster, rules, time_s, stretch)
         problem.cpu_frac[item] = need
         left += problem.tasks[item]
         if problem.tasks[item] > 0:
@@ -119,14 +123,14 @@ def _try(
         problem.load_mem[:] = 0.0
         for row in problem.pinned:
             if row != NOT_PLACED:
-                need = requirement(row, target, jobs, cluster, rules, time_s, stretch)
+                need = requirement(row, target, problem, jobs, cluster, rules, time_s, stretch)
                 cpu_frac += (jobs.offset[row + 1] - jobs.offset[row]) * need
                 for task in range(jobs.offset[row], jobs.offset[row + 1]):
                     problem.load_cpu[cluster.task_node[task]] += need
                     problem.load_mem[cluster.task_node[task]] += jobs.mem_req_frac[row]
     if cpu_frac > _most_frac(problem) or not _set_runs(problem):
         return False
-    if stretch:
+    if stretch or not is_plain(rules):
         sort_items(problem)
     set_lists(problem.lists, problem.cpu_frac, problem.mem_frac, problem.tasks, problem.by_cpu, problem.by_mem)
     return pack(problem.lists, items, left, problem.runs, patterns)
@@ -134,8 +138,8 @@ def _try(
 
 @lean_kernel
 def requirement(
-    row: int, target: float, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, stretch: bool
-) -> float:
+    row: int, target: float, problem: Problem, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, stretch: bool
+) -> float:  # fmt: skip
     """Return the CPU requirement of a task of the job at a target, a fraction of a node; infinite if infeasible."""
     level = target
     if stretch:
@@ -146,6 +150,8 @@ def requirement(
         if level > 1.0 + TOLERANCE_FRAC and target > LEAST_TARGET and not rules.clamps_yields:
             return np.inf
         level = min(level, 1.0)
+    elif not is_plain(rules):
+        level = level_yield(target, problem.ratio[row], guaranteed(row, jobs, rules))
     return float(jobs.cpu_need_frac[row] * level)
 
 

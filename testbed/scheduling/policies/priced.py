@@ -82,6 +82,15 @@ class PricedPolicy:
         """See `Policy.can_ever_run`."""
         return self.policy.can_ever_run(tasks, mem_req_frac, nodes)
 
+    @property
+    def knows_guarantees(self) -> bool:
+        """See `GuaranteeingPolicy`."""
+        return self.policy.knows_guarantees
+
+    def can_ever_guarantee(self, tasks: int, cpu_frac: float, nodes: int) -> bool:
+        """See `GuaranteeingPolicy`."""
+        return self.policy.can_ever_guarantee(tasks, cpu_frac, nodes)
+
     def next_wake_s(self, view: ClusterView) -> float | None:
         """See `WakingPolicy.next_wake_s`."""
         return self.policy.next_wake_s(view)

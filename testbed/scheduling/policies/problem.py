@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from testbed.scheduling.compiler import kernel, lean_kernel
+from testbed.scheduling.policies.fairness import relative_weights
 from testbed.scheduling.policies.packing import Lists, Runs, new_lists
 from testbed.scheduling.policies.state import FLOW_TIME, VIRTUAL_TIME, Cluster, Jobs, Mask, Rules
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
@@ -30,6 +31,7 @@ class Problem(NamedTuple):
     load_mem: Floats  # (N,)
     lists: Lists
     runs: Runs
+    ratio: Floats  # (J,) relative weights
 
 
 @lean_kernel
@@ -58,8 +60,8 @@ def is_pinned(row: int, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: floa
 
 
 @kernel
-def new_problem(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, stretch: bool) -> Problem:
-    """Set up the ascending `rows`; for a stretch each is an item of its own, as each has a yield of its own."""
+def new_problem(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, own: bool) -> Problem:
+    """Set up the ascending `rows`; with `own` each is an item of its own, as each has a yield of its own."""
     free = np.empty(rows.size, dtype=np.int64)
     pinned = np.empty(rows.size, dtype=np.int64)
     frees, pins = 0, 0
@@ -74,13 +76,13 @@ def new_problem(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: 
     item = np.full(rows.size, NOT_PLACED, dtype=np.int64)
     begin = np.empty(frees + 1, dtype=np.int64)
     items = 0
-    if not stretch:
+    if not own:
         free = _sorted(free, jobs)
     for index in range(frees):
         row = free[index]
         before = free[index - 1]
         if (
-            stretch
+            own
             or index == 0
             or jobs.cpu_need_frac[row] != jobs.cpu_need_frac[before]
             or jobs.mem_req_frac[row] != jobs.mem_req_frac[before]
@@ -117,6 +119,7 @@ def new_problem(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: 
             np.empty(nodes.size),
             np.zeros(1, dtype=np.int64),
         ),
+        relative_weights(rows, jobs, cluster, rules),
     )
     return problem  # noqa: RET504
 

@@ -36,6 +36,8 @@ class Jobs(NamedTuple):
     offset: Ints  # (J + 1,)
     cpu_need_frac: Floats  # (J,)
     mem_req_frac: Floats  # (J,)
+    weight: Floats  # (J,) more than 0
+    least_yield_frac: Floats  # (J,) from 0 to 1
 
 
 class Cluster(NamedTuple):
@@ -65,3 +67,6 @@ class Rules(NamedTuple):
     least_flow_time_s: float  # the flow time of a younger job counts as this in its priority: 0 [RR], 30 [IPDPS]
     clamps_yields: bool  # /stretch-per: a required yield below 0 counts as 0.01, one above 1 as 1 [IPDPS III.B]
     backs_off: bool  # jobs that wait are tried again at their retry instants (`testbed.scheduling.policies.ipdps`)
+    weighs: bool = False  # yields are in proportion to the weights of jobs (`testbed.scheduling.policies.fairness`)
+    guarantees: bool = False  # jobs that run get their guaranteed yields, and are not paused for others
+    decay_s: float = 0.0  # virtual time at which a job has half its weight; 0: weights do not decay

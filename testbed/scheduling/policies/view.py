@@ -52,7 +52,14 @@ class ClusterView:
     start_time_s: Floats  # (J,) first start, NaN before it
     estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
     urgent: NDArray[np.bool_]  # (J,) whether others may be paused for it
+    weight: Floats | None = None  # (J,) of jobs; None if all are 1
+    least_yield_frac: Floats | None = None  # (J,) guaranteed while a job runs; None if all are 0
     move_cost_s: Floats | None = None  # (J,) how long a move stops it; None unless the policy is a `CostAwarePolicy`
+
+
+def unless(values: Floats, usual: float) -> Floats | None:
+    """Return the column of a view, or None if all of it is as usual."""
+    return None if bool(np.all(values == usual)) else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +132,23 @@ class BookingPolicy(Policy, Protocol):
         """Whether a job of this shape fits an empty cluster of `nodes` nodes; it replaces `Policy.can_ever_run`."""
 
 
+@runtime_checkable
+class GuaranteeingPolicy(Policy, Protocol):
+    """A policy that may guarantee yields to jobs."""
+
+    @property
+    def knows_guarantees(self) -> bool:
+        """Whether jobs that run have at least their `least_yield_frac`."""
+
+    def can_ever_guarantee(self, tasks: int, cpu_frac: float, nodes: int) -> bool:
+        """Whether `nodes` empty nodes can give each of these tasks so much CPU, a fraction of a node, for ever."""
+
+
 def can_ever_run(policy: Policy, job: Job, nodes: int) -> bool:
-    """Whether a job fits an empty cluster of `nodes` nodes under a policy."""
+    """Whether a job fits an empty cluster of `nodes` nodes under a policy, with its guaranteed yield."""
+    cpu_frac = job.cpu_need_frac * job.least_yield_frac
+    if isinstance(policy, GuaranteeingPolicy) and not policy.can_ever_guarantee(job.tasks, cpu_frac, nodes):
+        return False
     if isinstance(policy, BookingPolicy):
         return policy.can_ever_start(job.tasks, job.cpu_need_frac, job.mem_req_frac, nodes, urgent=job.urgent)
     return policy.can_ever_run(job.tasks, job.mem_req_frac, nodes)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from testbed.errors import UserError, shown
-from testbed.scheduling.policies.view import ClusterView, Decision, Event, Policy, WakingPolicy
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.wrapped import WrappedPolicy
 
 WithinMode = Literal["bank", "distributed"]
 _SUFFIX = re.compile(r"(?P<policy>.*?)\s*/\s*within\s*=(?P<within>.*)", re.IGNORECASE | re.DOTALL)
@@ -29,42 +30,15 @@ class DividingPolicy(Policy, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WithinPolicy:
+class WithinPolicy(WrappedPolicy):
     """A policy with the suffix `/WITHIN=dps`, or `/WITHIN=dps/distributed`; `policy` decides."""
 
-    policy: WakingPolicy
     within: WithinMode
 
     @property
     def name(self) -> str:
         """The name of the policy, and the suffix."""
         return f"{self.policy.name}/WITHIN=dps" + ("" if self.within == "bank" else f"/{self.within}")
-
-    @property
-    def needs_estimates(self) -> bool:
-        """See `Policy.needs_estimates`."""
-        return self.policy.needs_estimates
-
-    @property
-    def period_s(self) -> float | None:
-        """See `Policy.period_s`."""
-        return self.policy.period_s
-
-    def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
-        """See `Policy.can_ever_run`."""
-        return self.policy.can_ever_run(tasks, mem_req_frac, nodes)
-
-    def next_wake_s(self, view: ClusterView) -> float | None:
-        """See `WakingPolicy.next_wake_s`."""
-        return self.policy.next_wake_s(view)
-
-    def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
-        """See `WakingPolicy.retried`."""
-        return self.policy.retried(view, since_s)
-
-    def decide(self, view: ClusterView, event: Event) -> Decision:
-        """Return the decision of the policy."""
-        return self.policy.decide(view, event)
 
 
 def split(name: str) -> tuple[str, WithinMode | None]:

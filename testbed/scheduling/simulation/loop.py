@@ -18,6 +18,7 @@ from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.dividing import Dividing
 from testbed.scheduling.simulation.engine import FINISHED, PAUSED, STUCK, event_loop
 from testbed.scheduling.simulation.moving import move_costs_s
+from testbed.scheduling.simulation.needs import Needing, NeedsModel
 from testbed.scheduling.simulation.overheads import OverheadTable
 from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import MIGRATION, Moves, Recording, SimulatedRun
@@ -59,11 +60,13 @@ def run_loop(
     views: bool = False,
     sharing: SharingModel = PLAIN,
     speeds: NodeSpeeds | None = None,
+    needs: NeedsModel | None = None,
 ) -> SimulatedRun:
     """Run `jobs`, in order of submission, under `policy`; with `views` it decides on views even if it has kernels.
 
     `sharing` is what policies need to know under whose yields tasks divide what their job gets. `speeds` are those of
-    the nodes over time, if they change; any policy decides on views then.
+    the nodes over time, if they change; any policy decides on views then, and with `needs`, which are what jobs need
+    if that is not as declared.
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision or an
     end is not sound.
     """
@@ -72,11 +75,13 @@ def run_loop(
     run: Callable[..., int]
     plain: Callable[..., int] | None = None
     rules: object = ()
-    if has_kernels(policy) and not views and speeds is None:
+    viewed: Views | None = None
+    if has_kernels(policy) and not views and speeds is None and needs is None:
         plain, rules = event_loop(policy.kernels), first_argument(policy, columns_of(jobs, world, policy, overheads))
         run = compiling.begin(plain)
     else:
-        run = _viewed(policy, jobs, (table, cluster, world), overheads, sharing, speeds)
+        viewed = _viewed(policy, jobs, (table, cluster, world), overheads, sharing, speeds, needs)
+        run = viewed.loop()
     period_s = float(policy.period_s or 0.0)
     status = PAUSED
     progress, decisions = _progress(cluster, world), 0
@@ -118,6 +123,7 @@ def run_loop(
         decide_total_s=float(world.counts[DECIDE_NS]) / 1e9,
         decide_max_s=float(world.counts[DECIDE_MAX_NS]) / 1e9,
         recording=_recording(log, world) if record else None,
+        needs=viewed.figures if isinstance(viewed, Needing) else None,
     )
 
 
@@ -135,14 +141,16 @@ def columns_of(jobs: Sequence[Job], world: World, policy: Policy, overheads: Ove
 
 def _viewed(
     policy: Policy, jobs: Sequence[Job], arrays: tuple[Jobs, Cluster, World], overheads: OverheadTable,
-    sharing: SharingModel, speeds: NodeSpeeds | None,
-) -> Callable[..., int]:  # fmt: skip
-    """Return the loop with a policy that decides on views."""
+    sharing: SharingModel, speeds: NodeSpeeds | None, needs: NeedsModel | None,
+) -> Views:  # fmt: skip
+    """Return a policy that decides on views, for the event loop."""
+    if needs is not None:
+        return Needing(policy, jobs, *arrays, overheads, needs)
     if speeds is not None:
-        return Paced(policy, jobs, *arrays, overheads, speeds).loop()
+        return Paced(policy, jobs, *arrays, overheads, speeds)
     if isinstance(policy, DividingPolicy):
-        return Dividing(policy, jobs, *arrays, overheads, sharing).loop()
-    return Views(policy, jobs, *arrays, overheads).loop()
+        return Dividing(policy, jobs, *arrays, overheads, sharing)
+    return Views(policy, jobs, *arrays, overheads)
 
 
 def _moves(log: Log, logged: int) -> Moves:

@@ -27,11 +27,15 @@
 Seconds are wall seconds of the lab that was measured. They are linear between the points and, by the last two
 points of an axis, beyond them; rates are linear between yields. A simulation refuses tasks of more than twice the
 largest `memory_gb`, if there are several: nobody knows what they take. After `FILE.toml#extrapolate` it does not.
-`testbed.scheduling.simulation.overheads.Overheads` says what a column means. Other tables of the file are not read.
+`testbed.scheduling.simulation.overheads.Overheads` says what a column means. The table `[migration_ways_s]` may have
+whole migrations, on the same grid, by `save-restore` and by `live`; it is read where the two are to be compared. Other
+tables of the file are not read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,6 +49,7 @@ from testbed.scheduling.simulation.overheads import Overheads, ParallelExtra
 from testbed.scheduling.simulation.progress import Progress
 from testbed.toml_files import first_mistake, read_toml
 
+SAVE_AND_RESTORE, LIVE = "save-restore", "live"  # ways of a migration, and mechanisms of a scenario
 EXTRAPOLATED = 2.0  # times the largest memory that was measured
 _Seconds = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 _Row = Annotated[list[_Seconds], Field(min_length=1)]
@@ -90,9 +95,45 @@ class _Table(BaseModel):
     parallel: _Parallel = _Parallel()
 
 
+class _Ways(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    save_restore: Annotated[list[_Row], Field(min_length=1, alias=SAVE_AND_RESTORE)]
+    live: Annotated[list[_Row], Field(min_length=1)]
+
+
+def load_ways(path: Path) -> dict[str, Overheads]:
+    """Read the overheads of a file with the migrations of each way; raise UserError as `load_overheads` does."""
+    data = read_toml(path, "a TOML file with a table of overheads")
+    plain = _overheads(path, data)
+    table = data.get("migration_ways_s")
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: no table [migration_ways_s]{nearest('migration_ways_s', data)}")
+    try:
+        ways = _Ways.model_validate(table)
+    except ValidationError as error:
+        raise first_mistake(path, _Ways, error, table="migration_ways_s") from None
+    found = {}
+    for way, rows in ((SAVE_AND_RESTORE, ways.save_restore), (LIVE, ways.live)):
+        if {len(row) for row in rows} != {plain.memory_gb.size} or len(rows) != plain.concurrent_tasks.size:
+            raise InputError(str(path), f"migration_ways_s.{way}", rows, "rows as those of [overheads]")
+        found[way] = replace(plain, migration_s=np.array(rows, dtype=np.float64))
+    return found
+
+
+def load_cheaper(path: Path) -> Overheads:
+    """Read the overheads of a file with migrations by the cheaper way at each point; raises as `load_ways` does."""
+    ways = load_ways(path)
+    cheaper = np.minimum(ways[LIVE].migration_s, ways[SAVE_AND_RESTORE].migration_s)
+    return replace(ways[LIVE], name=f"{path}#cheaper", migration_s=cheaper)
+
+
 def load_overheads(path: Path) -> Overheads:
     """Read the table `[overheads]` of a TOML file; raise UserError with file, key, value and the expected value."""
-    data = read_toml(path, "a TOML file with a table of overheads")
+    return _overheads(path, read_toml(path, "a TOML file with a table of overheads"))
+
+
+def _overheads(path: Path, data: Mapping[str, Any]) -> Overheads:
     if not isinstance(data.get("overheads"), dict):
         raise UserError(f"{path}: no table [overheads]{nearest('overheads', data)}")
     try:

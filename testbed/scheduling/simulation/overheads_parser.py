@@ -4,7 +4,8 @@
 * `linear:fixed_s=2,gb_per_s=0.5,total_gb_per_s=10`: see `testbed.scheduling.simulation.overheads.linear`;
 * a file such as `calibration.toml`: see `testbed.scheduling.simulation.overheads_file`;
 * `calibration.toml#constant`: the mean penalty of such a file, for every resume and migration;
-* `calibration.toml#extrapolate`: the same as the file, for tasks of any memory.
+* `calibration.toml#extrapolate`: the same as the file, for tasks of any memory;
+* `calibration.toml#cheaper`: the same with migrations live or by images, whichever was measured to cost less.
 
 A plug-in is an entry point of the group `testbed.overheads`: a callable that gets the text after the colon (empty
 without one), and returns an `Overheads`; it raises `UserError` for a text that it does not understand.
@@ -22,7 +23,7 @@ from testbed.errors import UserError, nearest
 from testbed.scheduling.simulation.overheads import Overheads, constant, linear
 
 PLUGIN_GROUP = "testbed.overheads"
-_CONSTANT, EXTRAPOLATE = "constant", "extrapolate"  # after the # of a file
+_CONSTANT, EXTRAPOLATE, _CHEAPER = _KEYS = "constant", "extrapolate", "cheaper"  # after the # of a file
 
 
 def parse_overheads(text: str) -> Overheads:
@@ -34,11 +35,13 @@ def parse_overheads(text: str) -> Overheads:
     if text.lower().endswith(".toml"):
         return _file(text)
     if file.lower().endswith(".toml"):
-        if key not in (_CONSTANT, EXTRAPOLATE):
+        if key not in _KEYS:
             raise UserError(
-                f"overheads {text}: expected #{_CONSTANT} or #{EXTRAPOLATE} after the file, or nothing"
-                f"{nearest(key, [_CONSTANT, EXTRAPOLATE])}"
+                f"overheads {text}: expected {', '.join(f'#{each}' for each in _KEYS)} or nothing after the file"
+                f"{nearest(key, _KEYS)}"
             )
+        if key == _CHEAPER:
+            return _file(file, cheaper=True)
         if key == EXTRAPOLATE:
             return replace(_file(file), name=text, most_memory_gb=inf)
         return replace(constant(_file(file).mean_penalty_s), name=text, wall_clock=True)
@@ -53,10 +56,10 @@ def parse_overheads(text: str) -> Overheads:
     raise UserError(f"no overheads {name!r}: expected a .toml file or one of {', '.join(known)}{nearest(name, known)}")
 
 
-def _file(path: str) -> Overheads:
-    from testbed.scheduling.simulation.overheads_file import load_overheads  # noqa: PLC0415  # pydantic is slow to import
+def _file(path: str, *, cheaper: bool = False) -> Overheads:
+    from testbed.scheduling.simulation.overheads_file import load_cheaper, load_overheads  # noqa: PLC0415  # pydantic is slow to import
 
-    return load_overheads(Path(path))
+    return load_cheaper(Path(path)) if cheaper else load_overheads(Path(path))
 
 
 def _constant(text: str) -> Overheads:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from testbed.scheduling.metrics import TAU_S, bounded_stretch
 from testbed.scheduling.policies.view import Floats, Ints
+from testbed.scheduling.simulation.needs_figures import NeedsFigures
 from testbed.scheduling.workload.jobs import Job
 
 # Kinds of entries in the log of a simulation. `Moves` has the first two.
@@ -126,6 +127,7 @@ class SimulatedRun:
     decide_max_s: float
     recording: Recording | None = None  # where it was asked for
     share_transfers: tuple[ShareTransfer, ...] = ()  # likewise, of jobs that compete by shares; in order of time
+    needs: NeedsFigures | None = None  # where needs were not as declared, or were watched
 
     @classmethod
     def undisturbed(

@@ -9,6 +9,7 @@ from testbed.bus.limits import MOST_EVENTS, MOST_NODES
 from testbed.errors import UserError
 from testbed.scheduling.compiler import can_compile, is_cached
 from testbed.scheduling.policies.backfill import is_queue
+from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.kernel_policy import has_kernels
 from testbed.scheduling.policies.view import Policy, SharingPolicy, can_ever_run
 from testbed.scheduling.policies.within import DividingPolicy
@@ -16,6 +17,7 @@ from testbed.scheduling.simulation.batch import run_to_end, simulate_batch
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.engine import event_loop
 from testbed.scheduling.simulation.loop import run_loop
+from testbed.scheduling.simulation.needs import NeedsModel
 from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, DEFAULT_PENALTY_S, Overheads, constant
 from testbed.scheduling.simulation.overheads_parser import EXTRAPOLATE
 from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
@@ -57,6 +59,7 @@ def simulate(
     record: bool = False,
     sharing: SharingModel | None = None,
     speeds: NodeSpeeds | None = None,
+    needs: NeedsModel | None = None,
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes of `node_memory_gb` (1e9 bytes) under `policy`.
 
@@ -64,14 +67,16 @@ def simulate(
     and every end; `record` keeps what every decision gave to each job. Policies with kernels run compiled where numba
     is installed and as `compiling` says, at the same bits as without it. `sharing` is what policies need to know of
     programs that let jobs compete by shares, or tasks divide what their job gets; under the former overheads do not
-    count yet. `speeds` are those of the nodes over time, if they change, for policies that `can_pace`.
+    count yet. `speeds` are those of the nodes over time, if they change, for policies that `can_pace`. `needs` is what
+    jobs really need over their work; what is declared for them counts without it, unless a job or the policy says
+    otherwise.
     Raises UserError when there are no jobs or nodes, jobs are not sorted, or one can never run; RunError when jobs
     wait for ever or a check fails.
     """
     check_trace(jobs, nodes)
     shapes: set[tuple[float, ...]] = set()  # long traces have few, and asking takes 100 µs
     for job in jobs:
-        shape = (job.tasks, job.cpu_need_frac, job.mem_req_frac, job.urgent)
+        shape = (job.tasks, job.cpu_need_frac, job.mem_req_frac, job.urgent, job.least_yield_frac)
         if shape in shapes:
             continue
         shapes.add(shape)
@@ -86,14 +91,29 @@ def simulate(
     model = constant(DEFAULT_PENALTY_S) if overheads is None else overheads
     _check_memory(jobs, model, node_memory_gb)
     table = model.table(node_memory_gb)
+    needs = needs_of(jobs, policy, needs)
+    if needs is not None and (speeds is not None or not can_pace(policy)):
+        raise UserError(
+            f"policy {policy.name}: CPU needs that are not as declared: expected a policy without shares that move, "
+            "and nodes of constant speed"
+        )
     if isinstance(policy, SharingPolicy):
         return simulate_sharing(jobs, nodes, policy, sharing or PLAIN, record=record)
     if is_queue(policy) and speeds is None:
         return simulate_batch(jobs, nodes, policy, compiling, overheads=table, record=record)
     return run_loop(
         jobs, nodes, policy, table, debug=debug, compiling=compiling, record=record, sharing=sharing or PLAIN,
-        speeds=speeds,
+        speeds=speeds, needs=needs,
     )  # fmt: skip
+
+
+def needs_of(jobs: Sequence[Job], policy: Policy, needs: NeedsModel | None) -> NeedsModel | None:
+    """Return the model of needs, None where needs are as declared and nobody watches them, or nodes are whole."""
+    if is_queue(policy):
+        return None
+    if watches_needs(policy) or any(job.real_need_frac != job.cpu_need_frac for job in jobs):
+        return needs or NeedsModel()
+    return needs if needs is not None and needs.changes else None
 
 
 def can_pace(policy: Policy) -> bool:

@@ -24,6 +24,7 @@ from testbed.scheduling.policies.view import (
     WakingPolicy,
     event_at,
     knows_costs,
+    unless,
 )
 from testbed.scheduling.simulation.engine import run_events
 from testbed.scheduling.simulation.moving import move_costs_s
@@ -122,6 +123,8 @@ class Views:
             start_time_s=start_s,
             estimate_s=self._estimate_s[active],
             urgent=self._urgent[active],
+            weight=unless(jobs.weight[active], 1.0),
+            least_yield_frac=unless(jobs.least_yield_frac[active], 0.0),
             move_cost_s=None if self._move_cost_s is None else self._move_cost_s[active],
         )
 

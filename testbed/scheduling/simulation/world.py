@@ -91,6 +91,8 @@ def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World]:
         offset=offset,
         cpu_need_frac=np.array([job.cpu_need_frac for job in jobs], dtype=np.float64),
         mem_req_frac=np.array([job.mem_req_frac for job in jobs], dtype=np.float64),
+        weight=np.array([job.weight for job in jobs], dtype=np.float64),
+        least_yield_frac=np.array([job.least_yield_frac for job in jobs], dtype=np.float64),
     )
     cluster = Cluster(
         node_available=np.ones(nodes, dtype=np.bool_),

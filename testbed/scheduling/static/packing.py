@@ -31,6 +31,8 @@ def _arrays(problem: StaticProblem) -> tuple[Jobs, Cluster]:
         offset=np.arange(tasks + 1, dtype=np.int64),
         cpu_need_frac=problem.cpu_need_frac,
         mem_req_frac=problem.mem_req_frac,
+        weight=np.ones(tasks),
+        least_yield_frac=np.zeros(tasks),
     )
     cluster = Cluster(
         node_available=np.ones(problem.nodes, dtype=np.bool_),

@@ -13,7 +13,9 @@ class Job:
     `run_time_s` is the processing time on a dedicated cluster, > 0; DFRS policies never see it.
     `estimate_s` is the user's estimate for batch policies; None means that it is the run time. An `urgent` job may have
     others paused for it, under policies that know such jobs ([XGE]'s option `-xge`). `program` is what its tasks run,
-    by default the scenario's for serial or parallel jobs.
+    by default the scenario's for serial or parallel jobs. `weight`, more than 0, and `least_yield_frac`, a yield that
+    is guaranteed while the job runs, count under policies that know them. `true_need_frac` is what a task really needs
+    if that is not `cpu_need_frac`, which policies and users believe.
     """
 
     job_id: int
@@ -26,6 +28,14 @@ class Job:
     estimate_s: float | None = None
     urgent: bool = False
     program: str | None = None
+    weight: float = 1.0
+    least_yield_frac: float = 0.0
+    true_need_frac: float | None = None
+
+    @property
+    def real_need_frac(self) -> float:
+        """The CPU need of a task, a fraction of a node: that of the trace, unless the truth is another."""
+        return self.cpu_need_frac if self.true_need_frac is None else self.true_need_frac
 
     @property
     def batch_estimate_s(self) -> float:

@@ -15,7 +15,7 @@ from testbed.scheduling.workload.files import read_text, write_text
 from testbed.scheduling.workload.jobs import Job
 
 REQUIRED_COLUMNS = ("job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s")
-OPTIONAL_COLUMNS = ("class", "estimate_s", "urgent", "program")
+OPTIONAL_COLUMNS = ("class", "estimate_s", "urgent", "program", "weight", "least_yield_frac", "true_need_frac")
 COLUMNS = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
 
 # Python's own parsers also take underscores, foreign digits and blanks, which no other reader of the file would.
@@ -23,6 +23,8 @@ _INTEGER = re.compile(r"[-+]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _PROGRAM = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MAX_INT64 = 2**63 - 1
+MOST_WEIGHT = 1e6
+_USUAL = {"urgent": "0"}  # of columns that have a text for every job
 
 
 def read_table(path: Path) -> list[Job]:
@@ -72,26 +74,28 @@ def write_table(path: Path, jobs: Sequence[Job]) -> None:
 
 def format_table(jobs: Sequence[Job]) -> str:
     """Return the text of a job table; an optional column appears when any job has a value for it."""
-    has_class = any(job.job_class is not None for job in jobs)
-    has_estimate = any(job.estimate_s is not None for job in jobs)
-    has_urgent = any(job.urgent for job in jobs)
-    has_program = any(job.program is not None for job in jobs)
-    shown = {"class": has_class, "estimate_s": has_estimate, "urgent": has_urgent, "program": has_program}
-    columns = [column for column in COLUMNS if shown.get(column, True)]
-    lines = [",".join(columns)]
-    for job in jobs:
+    texts = [_optional(job) for job in jobs]
+    shown = [column for column in OPTIONAL_COLUMNS if any(text[column] is not None for text in texts)]
+    lines = [",".join((*REQUIRED_COLUMNS, *shown))]
+    for job, text in zip(jobs, texts, strict=True):
         needs = (job.cpu_need_frac, job.mem_req_frac, job.run_time_s)
         row = [str(job.job_id), repr(float(job.submit_time_s)), str(job.tasks), *(repr(float(need)) for need in needs)]
-        if has_class:
-            row.append(_quoted(job.job_class or ""))
-        if has_estimate:
-            row.append("" if job.estimate_s is None else repr(float(job.estimate_s)))
-        if has_urgent:
-            row.append(str(int(job.urgent)))
-        if has_program:
-            row.append(job.program or "")
+        row += [_USUAL.get(column, "") if (cell := text[column]) is None else cell for column in shown]
         lines.append(",".join(row))
     return "\n".join(lines) + "\n"
+
+
+def _optional(job: Job) -> dict[str, str | None]:
+    """Return the texts of the optional columns, None for those in which a job is like most."""
+    return {
+        "class": None if job.job_class is None else _quoted(job.job_class),
+        "estimate_s": None if job.estimate_s is None else repr(float(job.estimate_s)),
+        "urgent": "1" if job.urgent else None,
+        "program": job.program,
+        "weight": None if job.weight == 1.0 else repr(float(job.weight)),
+        "least_yield_frac": repr(float(job.least_yield_frac)) if job.least_yield_frac else None,
+        "true_need_frac": None if job.true_need_frac is None else repr(float(job.true_need_frac)),
+    }
 
 
 def _quoted(text: str) -> str:
@@ -126,6 +130,15 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
             raise InputError(where, column, text, expected)
         return value
 
+    def has(column: str) -> bool:
+        return column in columns and row[columns[column]] != ""
+
+    def least_yield_frac() -> float:
+        text = row[columns["least_yield_frac"]]
+        if not _NUMBER.fullmatch(text) or not 0 <= (value := float(text)) <= 1:
+            raise InputError(where, "least_yield_frac", text, "a yield from 0 to 1, or nothing")
+        return value
+
     def submit_time_s() -> float:
         text = row[columns["submit_time_s"]]
         if not _NUMBER.fullmatch(text) or not 0 <= (value := float(text)) <= MOST_TRACE_S:
@@ -136,7 +149,7 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
 
     fraction = "a fraction of a node in (0, 1]"
     seconds = f"a finite number of seconds above 0, at most {MOST_TRACE_S:.0f}"
-    has_estimate = "estimate_s" in columns and row[columns["estimate_s"]] != ""
+    has_estimate = has("estimate_s")
     return Job(
         job_id=integer("job_id", 0),
         submit_time_s=submit_time_s(),
@@ -148,6 +161,9 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
         estimate_s=positive("estimate_s", f"{seconds}, or nothing", MOST_TRACE_S) if has_estimate else None,
         urgent=_urgent(row[columns["urgent"]], where) if "urgent" in columns else False,
         program=_program(row[columns["program"]], where) if "program" in columns else None,
+        weight=positive("weight", f"a weight above 0, at most {MOST_WEIGHT:g}", MOST_WEIGHT) if has("weight") else 1.0,
+        least_yield_frac=least_yield_frac() if has("least_yield_frac") else 0.0,
+        true_need_frac=positive("true_need_frac", f"{fraction}, or nothing", 1.0) if has("true_need_frac") else None,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from testbed.scheduling.simulation.overheads_file import LIVE, SAVE_AND_RESTORE
 from testbed.study.calibration.experiments.live_migration import LiveMigration
 from testbed.study.calibration.experiments.mpi_save_restore import MpiSaveRestore
 from testbed.study.calibration.experiments.proportionality import Proportionality
@@ -23,7 +24,6 @@ from testbed.study.calibration.trials import Outcome, Trials
 
 GB_PER_MIB = 2**20 / 1e9
 _MOVING = (SaveRestore.name, Transfer.name, LiveMigration.name, Start.name)
-SAVE_AND_RESTORE, LIVE = "save-restore", "live"  # mechanisms of a scenario's table [migration]
 
 
 def overheads_from(

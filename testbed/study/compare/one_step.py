@@ -46,7 +46,7 @@ def one_step(run: LiveRun, simulation: Simulation, speeds: NodeSpeeds | None) ->
 
     `speeds` are those of the nodes, if they changed.
     """
-    if not can_pace(simulation.policy):
+    if not can_pace(simulation.policy) or simulation.run.needs is not None:
         return None
     policy, jobs = simulation.policy, simulation.run.jobs
     model = Follower(

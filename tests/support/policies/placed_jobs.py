@@ -28,6 +28,8 @@ def placed(nodes, jobs):
             offset=offset,
             cpu_need_frac=np.array([cpu for _, cpu, _, _ in jobs], dtype=np.float64),
             mem_req_frac=np.full(rows, 0.01),
+            weight=np.ones(rows),
+            least_yield_frac=np.zeros(rows),
         ),
         Cluster(
             node_available=np.ones(nodes, dtype=np.bool_),

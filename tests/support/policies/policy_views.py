@@ -51,8 +51,9 @@ def view_of(rows, nodes, time_s=1000.0, down=()):
         urgent=np.array([r.urgent for r in rows], dtype=np.bool_),
     )
     for field in fields(view):
-        if field.name != "time_s":
-            getattr(view, field.name).flags.writeable = False
+        column = getattr(view, field.name)
+        if isinstance(column, np.ndarray):
+            column.flags.writeable = False
     return view
 
 
@@ -64,7 +65,15 @@ def node_usage(task_node, tasks, amount_frac, nodes):
 
 def state_of(view):
     """Return what kernels work on, as a policy makes it from a view; the cluster may be written."""
-    jobs = Jobs(view.submit_time_s.copy(), offsets(view.tasks), view.cpu_need_frac.copy(), view.mem_req_frac.copy())
+    count = view.tasks.size
+    jobs = Jobs(
+        view.submit_time_s.copy(),
+        offsets(view.tasks),
+        view.cpu_need_frac.copy(),
+        view.mem_req_frac.copy(),
+        np.ones(count) if view.weight is None else view.weight.copy(),
+        np.zeros(count) if view.least_yield_frac is None else view.least_yield_frac.copy(),
+    )
     return jobs, Cluster(
         view.node_available.copy(),
         view.virtual_time_s.copy(),

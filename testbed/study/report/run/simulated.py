@@ -8,17 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from testbed.bus.need_profile import WHOLE, WHOLE_PARTS, parts_of
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
-from testbed.run.events import Decision, Replay, Rescheduling, View
+from testbed.needs.estimator import NEED_WINDOW_S
+from testbed.run.events import Decision, Replay, Rescheduling, TraceJob, View
 from testbed.run.journal import is_decision, never, read_events
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.simulation.compiling import NEVER, Compiling, When
+from testbed.scheduling.simulation.needs import NeedsModel
 from testbed.scheduling.simulation.overheads import Overheads, constant
 from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import Placement, SimulatedRun
-from testbed.scheduling.simulation.simulate import can_pace, simulate
+from testbed.scheduling.simulation.simulate import can_pace, needs_of, simulate
 from testbed.scheduling.simulation.speeds import NodeSpeeds
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
@@ -68,18 +71,18 @@ def simulate_schedule(
     sharing: SharingModel | None = None,
     node_cores: float = 1.0,
     speeds: NodeSpeeds | None = None,
+    needs: NeedsModel | None = None,
 ) -> Simulation:
     """Simulate `jobs`, in order of submission, and keep which job was where; the results are those of `simulate`.
 
-    `name` is that of the schedule, by default the overheads'. `sharing` and `speeds` are as for `simulate`, and so is
-    what is raised.
-    Shares that move are in cores of nodes with `node_cores` each.
+    `name` is that of the schedule, by default the overheads'. `sharing`, `speeds` and `needs` are as for `simulate`,
+    and so is what is raised. Shares that move are in cores of nodes with `node_cores` each.
     """
     nodes = len(node_names)
     compiling = NEVER if len(jobs) <= _MANY_JOBS else Compiling(When.IF_SOONER)
     run = simulate(
         jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True,
-        sharing=sharing, speeds=speeds,
+        sharing=sharing, speeds=speeds, needs=needs,
     )  # fmt: skip
     spans = _Spans(jobs, time_scale)
     decisions: list[SimulatedDecision] = []
@@ -186,14 +189,14 @@ def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpee
         raise UserError(f"{run / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
     penalties_s: list[float] = []
     estimates: dict[int, float] = {}
-    urgent: frozenset[int] = frozenset()
+    traced: dict[int, TraceJob] = {}
     for event in read_events(run / "events.jsonl", never if policy.needs_estimates else is_decision):
         if isinstance(event, Rescheduling):
             penalties_s.append(event.penalty_s)
         elif isinstance(event, Decision):
             estimates.update(_estimates(event.view))
         elif isinstance(event, Replay):
-            urgent = frozenset(job.job for job in event.trace if job.urgent)
+            traced = {job.job: job for job in event.trace}
     name = ""
     if overheads is None:
         overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
@@ -202,12 +205,30 @@ def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpee
         overheads = overheads.scaled(time_scale)
     if overheads.per_node and _on_one_machine(manifest["nodes"]):
         overheads = replace(overheads, per_node=False)
-    jobs = read_jobs(run / "jobs.csv", estimates, urgent)
+    jobs = read_jobs(run / "jobs.csv", estimates, traced)
+    needs = needs_of(jobs, policy, _needs_model(manifest["scenario"], time_scale))
     return simulate_schedule(
         jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name,
         sharing=_sharing(manifest["scenario"], time_scale), node_cores=node_cores,
-        speeds=speeds if can_pace(policy) else None,
+        speeds=speeds if can_pace(policy) and needs is None else None, needs=needs,
     )  # fmt: skip
+
+
+def _needs_model(scenario: Mapping[str, Any], time_scale: float) -> NeedsModel:
+    """Return how needs change over the work of the scenario's programs, and how nodes find them."""
+    profile = parts_of(scenario.get("programs", {}).get("profile") or WHOLE)
+    return NeedsModel(
+        tuple((begins / WHOLE_PARTS, part / WHOLE_PARTS) for begins, part in profile),
+        window_s=NEED_WINDOW_S * time_scale,
+    )
+
+
+def _of_trace(told: TraceJob | None) -> dict[str, Any]:
+    """Return what the journal says of a job and jobs.csv does not."""
+    if told is None:
+        return {}
+    return {"urgent": told.urgent, "weight": told.weight, "least_yield_frac": told.least_yield_frac,
+            "true_need_frac": told.true_need_frac}  # fmt: skip
 
 
 def _sharing(scenario: Mapping[str, Any], time_scale: float) -> SharingModel:
@@ -231,7 +252,7 @@ def _estimates(view: View) -> dict[int, float]:
     return {job: told for job, told in zip(view.job_id, view.estimate_s, strict=True) if told is not None}
 
 
-def read_jobs(path: Path, estimates: Mapping[int, float], urgent: frozenset[int] = frozenset()) -> list[Job]:
+def read_jobs(path: Path, estimates: Mapping[int, float], traced: Mapping[int, TraceJob]) -> list[Job]:
     """Read the jobs of a run's jobs.csv, in order of submission; raise `UserError` where that is impossible."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -244,7 +265,7 @@ def read_jobs(path: Path, estimates: Mapping[int, float], urgent: frozenset[int]
                     mem_req_frac=float(row["mem_req_frac"]),
                     run_time_s=float(row["run_time_s"]),
                     estimate_s=estimates.get(int(row["job_id"])),
-                    urgent=int(row["job_id"]) in urgent,
+                    **_of_trace(traced.get(int(row["job_id"]))),
                 )
                 for row in csv.DictReader(file)
             ]

@@ -1,0 +1,1 @@
+"""Estimation of CPU needs: the estimator that agents and simulations share."""

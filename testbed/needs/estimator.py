@@ -1,0 +1,108 @@
+"""Estimates the CPU need of a guest from its CPU usage under caps, with bounds.
+
+The estimator gets one window at a time; within a window the cap does not change. Each window yields bounds:
+
+* The guest was not throttled: its need is its usage, within the measurement error.
+* The guest was throttled, and the node reports for how long: the need is at least the usage, and at most the usage
+  divided by the unthrottled part of the window. An unthrottled guest runs at its own pace or faster.
+* The guest was throttled for an unknown time: the need is at least the usage.
+
+The estimator intersects the bounds of all windows. If the intersection becomes empty, the need has changed, and only
+the newest window counts. The estimate is the mean usage of the unthrottled windows. Without any, it is the declared
+need if that agrees with the bounds, and otherwise twice the lower bound: the next cap is higher, and shows more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+NEED_WINDOW_S = 5.0  # window length of agents
+ERROR_FRAC = 0.05  # relative measurement error: the speed of a core varies by about as much within seconds
+ERROR_CORES = 0.01  # absolute part of the measurement error
+THROTTLED_FRAC = 0.05  # a guest that is throttled for a smaller part of a window counts as unthrottled
+FULL_FRAC = 0.95  # without throttling data, a guest that uses this part of its cap counts as throttled
+GROWTH = 2.0  # estimate relative to the lower bound, if the declared need is below the bound
+
+
+def error_of(cores: float) -> float:
+    """Return the measurement error of a CPU usage, in cores."""
+    return ERROR_FRAC * cores + ERROR_CORES
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """An estimated CPU need and its bounds, in cores.
+
+    `booked_cores` is the need that a policy should use. For a measured need it includes headroom of twice the
+    measurement error, so that a guest at yield 1 is unthrottled, and an increase of its need is detected.
+    """
+
+    cores: float
+    least_cores: float
+    most_cores: float
+    booked_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The mean CPU usage of a guest during a time with one cap, in cores.
+
+    `throttled_frac` is the part of the time for which the cap throttled the guest, None if it is unknown.
+    """
+
+    cap_cores: float
+    used_cores: float
+    throttled_frac: float | None = None
+
+    @property
+    def was_throttled(self) -> bool:
+        """Whether the guest needed more than its cap."""
+        if self.throttled_frac is None:
+            return self.used_cores >= FULL_FRAC * self.cap_cores
+        return self.throttled_frac > THROTTLED_FRAC
+
+    def bounds_cores(self) -> tuple[float, float]:
+        """Return the bounds of the need by this window alone."""
+        if not self.was_throttled:
+            error = error_of(self.used_cores)
+            return max(self.used_cores - error, 0.0), self.used_cores + error
+        if self.throttled_frac is None or self.throttled_frac >= 1.0:
+            return self.used_cores, math.inf
+        pace = self.used_cores / (1.0 - self.throttled_frac)
+        return self.used_cores, pace + error_of(pace)
+
+
+class NeedEstimator:
+    """Estimator for one guest with a declared need, which can use at most `most_cores` (its virtual CPUs)."""
+
+    def __init__(self, declared_cores: float, most_cores: float) -> None:
+        self._declared_cores, self._most_possible = declared_cores, most_cores
+        self._least, self._most = 0.0, math.inf
+        self._unthrottled: list[float] = []  # usage in unthrottled windows since the need last changed
+
+    def observe(self, window: Window) -> None:
+        """Add a window."""
+        least, most = window.bounds_cores()
+        if least > self._most or most < self._least:
+            self._least, self._most, self._unthrottled = least, most, []
+        else:
+            self._least, self._most = max(least, self._least), min(most, self._most)
+        if not window.was_throttled:
+            self._unthrottled.append(window.used_cores)
+
+    @property
+    def need(self) -> Need:
+        """The present estimate."""
+        most = min(self._most, self._most_possible)
+        least = min(self._least, most)
+        headroom = 0.0
+        if self._unthrottled:
+            cores = sum(self._unthrottled) / len(self._unthrottled)
+            headroom = 2.0 * error_of(cores)
+        elif self._declared_cores > self._least:
+            cores = self._declared_cores
+        else:
+            cores = GROWTH * self._least
+        cores = min(max(cores, least), most)
+        return Need(cores, least, most, min(cores + headroom, self._most_possible))

@@ -1,0 +1,187 @@
+"""Weights, guarantees and decay: by hand, against the plain kernel where all are equal, and kept in whole runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import UserError
+from testbed.scheduling.compiler import can_compile
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.guarantees import guarantees_fit
+from testbed.scheduling.policies.view import ClusterView, Event, JobState, can_ever_run
+from testbed.scheduling.simulation.compiling import AT_ONCE, NEVER
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
+
+BASE = "Greedy */OPT=MIN"
+NOTHING = Event(completed=(99,))
+
+
+def view(jobs: list[tuple[float, tuple[int, ...]]], nodes: int, **columns: list[float]) -> ClusterView:
+    """Return running jobs of (CPU need, nodes)."""
+    count = len(jobs)
+    virtual_s = columns.pop("virtual_time_s", [100.0] * count)
+    return ClusterView(
+        time_s=5000.0, node_available=np.ones(nodes, dtype=np.bool_), job_id=np.arange(1, count + 1),
+        submit_time_s=np.zeros(count), tasks=np.array([len(where) for _, where in jobs]),
+        cpu_need_frac=np.array([need for need, _ in jobs]), mem_req_frac=np.full(count, 0.05),
+        virtual_time_s=np.array(virtual_s), state=np.full(count, JobState.RUNNING, dtype=np.int8),
+        task_node=np.array([node for _, where in jobs for node in where]), start_time_s=np.zeros(count),
+        estimate_s=np.full(count, np.nan), urgent=np.zeros(count, dtype=np.bool_),
+        **{name: np.array(values) for name, values in columns.items()},
+    )  # fmt: skip
+
+
+def yields(seen: ClusterView, suffix: str) -> list[float]:
+    return parse(BASE + suffix).decide(seen, NOTHING).yield_frac.tolist()
+
+
+def test_yields_are_in_proportion_to_weights_up_to_1() -> None:
+    crowd = [(1.0, (0,)), (1.0, (0,)), (1.0, (0,))]
+    assert yields(view(crowd, 1, weight=[1.0, 1.0, 2.0]), "/WEIGHTS=jobs") == pytest.approx([0.25, 0.25, 0.5])
+    assert yields(view(crowd, 1, weight=[1.0, 1.0, 2.0]), "") == pytest.approx([1 / 3] * 3), "only with the suffix"
+    light = [(0.2, (0,)), (1.0, (0,))]
+    assert yields(view(light, 1, weight=[9.0, 1.0]), "/WEIGHTS=jobs") == pytest.approx([1.0, 0.8])
+
+
+def test_a_parallel_job_is_held_by_its_fullest_node_and_others_take_the_rest() -> None:
+    jobs = [(1.0, (0, 1)), (1.0, (0,)), (1.0, (1,)), (1.0, (1,))]
+    found = yields(view(jobs, 2, weight=[2.0, 1.0, 1.0, 1.0]), "/WEIGHTS=jobs")
+    assert found == pytest.approx([0.5, 0.5, 0.25, 0.25])
+
+
+def test_guarantees_come_first_and_nobody_gets_nothing() -> None:
+    crowd = [(1.0, (0,)), (1.0, (0,)), (1.0, (0,))]
+    found = yields(view(crowd, 1, least_yield_frac=[0.8, 0.0, 0.0]), "/LEAST=jobs")
+    assert found == pytest.approx([0.8, 0.1, 0.1])
+    most = yields(view(crowd, 1, least_yield_frac=[0.99, 0.0, 0.0]), "/LEAST=jobs")
+    assert most == pytest.approx([0.99, 0.005, 0.005])
+
+
+def test_weights_decay_with_virtual_time() -> None:
+    crowd = [(1.0, (0,)), (1.0, (0,))]
+    found = yields(view(crowd, 1, virtual_time_s=[0.0, 3600.0]), "/DECAY=3600")
+    assert found == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_a_job_whose_guarantee_has_no_room_waits_and_an_older_one_keeps_its_own() -> None:
+    seen = view([(1.0, (0,)), (1.0, (0,))], 1, least_yield_frac=[0.6, 0.6])
+    new = replace(
+        seen, state=np.array([JobState.RUNNING, JobState.WAITING], dtype=np.int8), task_node=np.array([0, -1])
+    )
+    found = parse(f"{BASE}/LEAST=jobs").decide(new, Event(submitted=(2,)))
+    assert found.task_node.tolist() == [0, -1]
+    assert found.yield_frac.tolist() == [1.0, 0.0]
+    assert parse(BASE).decide(new, Event(submitted=(2,))).task_node.tolist() == [0, 0]
+
+
+def test_jobs_that_can_never_be_guaranteed_their_yield_are_refused() -> None:
+    policy = parse(f"{BASE}/LEAST=jobs")
+    assert can_ever_run(policy, Job(1, 0.0, 4, 0.5, 0.1, 9.0, least_yield_frac=0.9), 2)
+    assert not can_ever_run(policy, Job(1, 0.0, 5, 0.5, 0.1, 9.0, least_yield_frac=0.9), 2)
+    assert can_ever_run(parse(BASE), Job(1, 0.0, 5, 0.5, 0.1, 9.0, least_yield_frac=0.9), 2)
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.integers(0, 2000), st.integers(1, 4), st.sampled_from((0.25, 0.5, 1.0)), st.sampled_from((0.1, 0.3, 0.6)),
+        st.integers(1, 3000), st.sampled_from((0.5, 1.0, 4.0)), st.sampled_from((0.0, 0.0, 0.3, 0.9)),
+    ),
+    min_size=1, max_size=8,
+)  # fmt: skip
+BASES = (BASE, "GreedyPM */per/OPT=MIN/MINVT=600", "/per/OPT=MIN")
+SUFFIXES = ("/WEIGHTS=jobs", "/LEAST=jobs", "/DECAY=600", "/WEIGHTS=jobs/LEAST=jobs/DECAY=600")
+
+
+def made(rows: list[tuple[int, int, float, float, int, float, float]], *, equal: bool = False) -> list[Job]:
+    return [
+        Job(
+            number, float(submit), tasks, need, memory, float(run), weight=1.0 if equal else weight,
+            least_yield_frac=0.0 if equal else least,
+        )
+        for number, (submit, tasks, need, memory, run, weight, least) in enumerate(sorted(rows))
+    ]  # fmt: skip
+
+
+@given(JOBS, st.sampled_from(BASES), st.sampled_from(SUFFIXES))
+def test_guarantees_are_kept_in_whole_runs(rows: list, base: str, suffix: str) -> None:
+    jobs = made(rows)
+    run = simulate(jobs, 4, parse(base + suffix), constant(60.0), debug=True, compiling=NEVER, record=True)
+    if "LEAST" in suffix:
+        for _, changed in run.decided():
+            for each in changed:
+                if each.nodes:
+                    assert each.yield_frac >= jobs[each.row].least_yield_frac - 1e-9
+        guaranteed = np.array([job.least_yield_frac > 0.0 for job in jobs])
+        assert run.preemptions[guaranteed].sum() == 0
+
+
+@given(JOBS, st.sampled_from(BASES), st.sampled_from(("/WEIGHTS=jobs", "/LEAST=jobs")))
+def test_equal_weights_and_no_guarantees_are_max_min_fairness(rows: list, base: str, suffix: str) -> None:
+    jobs = made(rows, equal=True)
+    plain, other = (
+        simulate(jobs, 4, parse(name), constant(0.0), debug=True, compiling=NEVER) for name in (base, base + suffix)
+    )
+    assert other.end_s == pytest.approx(plain.end_s, rel=1e-6)
+
+
+@pytest.mark.skipif(not can_compile(), reason="numba is not installed")
+def test_compiled_and_plain_agree_to_the_bit() -> None:
+    draw = np.random.default_rng(5)
+    jobs = [
+        Job(n, float(t), int(draw.integers(1, 5)), float(draw.choice([0.25, 0.5, 1.0])), 0.1,
+            float(draw.integers(1, 9000)), weight=float(draw.choice([0.5, 1.0, 4.0])),
+            least_yield_frac=float(draw.choice([0.0, 0.2])))
+        for n, t in enumerate(np.sort(draw.integers(0, 20000, 40)))
+    ]  # fmt: skip
+    policy = parse("GreedyPM */per/OPT=MIN/MINVT=600/WEIGHTS=jobs/LEAST=jobs/DECAY=3600")
+    one, other = (simulate(jobs, 8, policy, constant(60.0), compiling=how) for how in (NEVER, AT_ONCE))
+    assert one.end_s.tobytes() == other.end_s.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("FCFS/WEIGHTS=jobs", "policy FCFS: expected WEIGHTS=, LEAST= and DECAY= after a DFRS policy"),
+        ("/stretch-per/OPT=MAX/WEIGHTS=jobs", "expected after a policy with OPT=MIN"),
+        ("Greedy */OPT=AVG/LEAST=jobs", "expected after a policy with OPT=MIN"),
+        ("Greedy */OPT=MIN/DECAY=0", "'DECAY=0': expected after"),
+        ("Greedy */OPT=MIN/WEIGHTS=users", "'WEIGHTS=users': expected after"),
+    ],
+)
+def test_nonsense_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse(name)
+    assert message in str(refused.value)
+
+
+def test_names_are_printed_as_they_are_parsed() -> None:
+    name = "GreedyPM */per/OPT=MIN/WEIGHTS=jobs/LEAST=jobs/DECAY=3600/KNOWS=cost/MOVES=2"
+    assert parse(name).name == name
+    assert parse(name.casefold()).name == name
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from((0.25, 0.5, 1.0)), st.sampled_from((0.2, 0.5, 0.9)),
+                       st.sampled_from((0.0, 0.3, 0.6, 0.99))), max_size=6),
+    st.integers(1, 4),
+)  # fmt: skip
+def test_guarantees_that_fit_can_be_placed_and_too_much_is_refused(rows: list, nodes: int) -> None:
+    jobs = [
+        Job(number, 0.0, tasks, need, memory, 60.0, least_yield_frac=least)
+        for number, (tasks, need, memory, least) in enumerate(rows)
+    ]
+    asked = [each for each in jobs if each.least_yield_frac]
+    cpu = sum(each.tasks * each.cpu_need_frac * each.least_yield_frac for each in asked)
+    memory = sum(each.tasks * each.mem_req_frac for each in asked)
+    if guarantees_fit(jobs, nodes):
+        assert cpu <= 0.99 * nodes + 1e-6
+        assert memory <= nodes + 1e-6
+    elif asked and max(cpu, memory) <= 0.5 * min(nodes, 1):
+        raise AssertionError("half of a node would hold all")
