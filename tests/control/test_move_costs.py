@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,22 @@ def test_what_was_not_measured_cannot_be_compared(tmp_path: Path, overheads: str
 
 
 def test_a_run_takes_the_cheaper_way_for_each_job(tmp_path: Path) -> None:
-    (tmp_path / "m.toml").write_text(WAYS.replace("1.0, 2.0", "0.01, 0.1"))
-    memories = {1: 0.01, 2: 0.9}
-    jobs = [Job(number, 0.0, 1, 1.0, memory, 900.0) for number, memory in memories.items()]
-    jobs += [Job(3, 10.0, 1, 1.0, 0.05, 300.0)]
+    path = tmp_path / "m.toml"
+    path.write_text(WAYS.replace("1.0, 2.0", "0.1, 0.4"))  # live is cheaper from 0.25 GB on
+    ways = WayCosts(str(path), 1000 * 2**20 / 1e9)
+    jobs = [replace(job, mem_req_frac=0.3) if job.job_id == 79 else job for job in quickstart_jobs()]
     run = dry_run(
-        tmp_path / "r", "MCB8 */OPT=MIN", jobs, time_scale=50, overheads=str(tmp_path / "m.toml"),
+        tmp_path / "r",
+        "MCB8 */OPT=MIN",
+        jobs,
+        time_scale=50,
+        overheads=str(path),
         migration={"mechanism": "cheaper"},
-    )  # fmt: skip
-    moved = [event for event in read_events(run / "events.jsonl") if isinstance(event, Rescheduling)]
-    for event in moved:
-        assert event.mechanism == ("live" if event.job == 2 else "save-restore")
+        extras="whole,live",
+    )
+    live = {job.job_id: ways.live_is_cheaper(job) for job in jobs}
+    found = [event for event in read_events(run / "events.jsonl") if isinstance(event, Rescheduling)]
+    moved = {(event.job, event.mechanism) for event in found if event.reason == "migration"}
+    assert {mechanism for _, mechanism in moved} == {"live", "save-restore"}
+    assert all(live[job] for job, mechanism in moved if mechanism == "live")
+    assert any(not live[job] for job, _ in moved)

@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.live import until
 
+from testbed.cli.bodies.queue import print_answer
 from testbed.control import line_socket, queue_socket
 from testbed.control.intake import Intake
 from testbed.control.line_socket import MOST_OF_USER, Peer
-from testbed.control.queue_messages import Accepted, Answer, Delete, Refused, Request, Submit
+from testbed.control.queue_messages import Accepted, Answer, Delete, Queue, QueuedJob, Refused, Request, Submit
 from testbed.control.queue_socket import Access, place, send, served_labs, taking_jobs, user_name
 from testbed.errors import RunError, UserError
 
@@ -192,3 +193,14 @@ def test_nobody_is_asked_in_a_folder_of_somebody_else(tmp_path: Path) -> None:
         assert served_labs() == []
         with pytest.raises(RunError, match="lab lab-1 is not served on this machine"):
             send("lab-1", JOB)
+
+
+def test_words_of_nodes_and_users_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    job = QueuedJob(
+        job=1, user="[bold]eve", state="failed", tasks=1, cpu_need_frac=1.0, mem_req_frac=0.2, work_s=60.0,
+        done_frac=0.5, urgent=False, program="eatcpu", since_submit_s=1.0, waited_s=0.0, reason="[/] it said [red]",
+    )  # fmt: skip
+    print_answer("[lab]", Queue(lab="lab", policy="[p]", state="running", jobs=(job,)))
+    shown = capsys.readouterr().out
+    for words in ("[p]", "[bold]eve", "[/] it said [red]"):
+        assert words in shown

@@ -126,7 +126,7 @@ def test_a_profile_that_is_none_is_refused(programs, short_path, profile):
     assert process.wait() != 0
     side.close()
     assert said.kind == "error"
-    assert said.text("message").startswith("profile%20=%20")
+    assert said.text("message").startswith("profile%20%3D%20")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

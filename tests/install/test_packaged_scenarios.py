@@ -17,7 +17,8 @@ from testbed.scenario.schema import load_scenario
 from testbed.study.checks.settings import Settings
 
 NAMES = {
-    "dfrs-within", "dps-linear", "hpc2n-hour", "kvm-two-nodes", "quickstart", "xen-nested", "xge", "xge-guests",
+    "dfrs-within", "dps-linear", "hpc2n-hour", "kvm-two-nodes", "needs", "quickstart", "xen-nested", "xge",
+    "xge-guests",
 }  # fmt: skip
 ROOT = Path(__file__).parents[2]
 

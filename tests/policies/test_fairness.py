@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import UserError
@@ -109,6 +109,7 @@ def made(rows: list[tuple[int, int, float, float, int, float, float]], *, equal:
     ]  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(JOBS, st.sampled_from(BASES), st.sampled_from(SUFFIXES))
 def test_guarantees_are_kept_in_whole_runs(rows: list, base: str, suffix: str) -> None:
     jobs = made(rows)
@@ -122,6 +123,7 @@ def test_guarantees_are_kept_in_whole_runs(rows: list, base: str, suffix: str) -
         assert run.preemptions[guaranteed].sum() == 0
 
 
+@settings(max_examples=40)
 @given(JOBS, st.sampled_from(BASES), st.sampled_from(("/WEIGHTS=jobs", "/LEAST=jobs")))
 def test_equal_weights_and_no_guarantees_are_max_min_fairness(rows: list, base: str, suffix: str) -> None:
     jobs = made(rows, equal=True)

@@ -124,9 +124,8 @@ class DutyCaps:
         process = self._processes[guest]
         if process.most_cores != 1:
             return None
-        return process.throttled_s + (
-            time.monotonic() - process.stopped_s if process.stopped and process.stopped_s else 0.0
-        )
+        stopped_now = process.stopped and process.stopped_s > 0.0
+        return process.throttled_s + (time.monotonic() - process.stopped_s if stopped_now else 0.0)
 
     async def remove(self, guest: str) -> None:
         """See `Caps.remove`."""

@@ -7,6 +7,7 @@ import json
 import click
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from testbed.control.queue_messages import Accepted, Answer, Delete, Deleted, Queue, QueuedJob, Refused, Show, Submit
 from testbed.control.queue_socket import send, served_labs
@@ -43,7 +44,7 @@ def _ask(lab: str | None, request: Submit | Show | Delete, *, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps({"lab": name, **msgspec.to_builtins(answer)}, indent=2))
     else:
-        _print(name, answer)
+        print_answer(name, answer)
     return (2 if answer.mistaken else 1) if isinstance(answer, Refused) else 0
 
 
@@ -57,7 +58,8 @@ def _only() -> str:
     return labs[0]
 
 
-def _print(lab: str, answer: Answer) -> None:
+def print_answer(lab: str, answer: Answer) -> None:
+    """Print an answer for a person."""
     match answer:
         case Accepted():
             click.echo(answer.job)
@@ -71,12 +73,13 @@ def _print(lab: str, answer: Answer) -> None:
 
 def _print_queue(queue: Queue) -> None:
     console = wide_console()
-    table = Table(title=f"{queue.lab}  {queue.policy}  {queue.state}", title_justify="left", box=None)
+    title = Text(f"{queue.lab}  {queue.policy}  {queue.state}")
+    table = Table(title=title, title_justify="left", box=None)
     for name in ("job", "user", "state", "tasks", "need", "mem", "program", "work s", "done", "waited s", "nodes"):
         table.add_column(name, justify="left" if name in ("user", "state", "program", "nodes") else "right")
     for job in queue.jobs:
         table.add_row(*map(printable, _cells(job)))
-    console.print(table)
+    console.print(table, markup=False, highlight=False)  # words of nodes and users are no markup
 
 
 def _cells(job: QueuedJob) -> list[str]:

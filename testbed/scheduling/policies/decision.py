@@ -111,6 +111,8 @@ def decide(
         for row in submitted:
             known[position_of(active, row)] = True
             mcb8(active[known], jobs, cluster, rules, time_s, for_stretch)
+    if rules.guarantees:  # before the pass, for which all jobs that run now are old ones
+        keep_guarantees(active, ran, jobs, cluster)
     if periodic and rules.periodic != NO_PASS:
         mcb8(active, jobs, cluster, rules, time_s, for_stretch)
     if rules.guarantees:

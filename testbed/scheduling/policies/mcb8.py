@@ -50,9 +50,9 @@ def mcb8(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, 
                 return
         if drops == 0:
             order = by_decreasing_priority(rows, jobs, cluster, time_s, rules.least_flow_time_s)
-            if rules.guarantees:  # jobs that run with a guarantee are the last to be left out
-                keeps = cluster.running[order] & (jobs.least_yield_frac[order] > 0.0)
-                order = np.concatenate((order[keeps], order[~keeps]))
+            if rules.guarantees:  # jobs that run with a guarantee are the last to be left out, the youngest first
+                keeps = cluster.running & (jobs.least_yield_frac > 0.0)
+                order = np.concatenate((rows[keeps[rows]], order[~keeps[order]]))
         if drops < rows.size:
             row = order[rows.size - 1 - drops]
             tasks = drop(problem, rows, row, jobs)

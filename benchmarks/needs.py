@@ -1,0 +1,200 @@
+"""DFRS with right, wrong and estimated CPU needs on the same jobs.
+
+    python benchmarks/needs.py --seeds 20 --json needs.jsonl
+    python benchmarks/needs.py --live 3 --json needs.jsonl
+    python benchmarks/needs.py --table needs.jsonl
+
+Four ways: needs declared right; declared wrong by a factor of 2, up or down at even odds; the latter with
+`/NEEDS=discovered`; and right declarations with `/NEEDS=discovered`, which shows the cost of estimation alone. In half
+of the runs the need of each job falls to 40 % at half of its work (profile 1,0.4@0.5).
+
+Simulated: synthetic traces (Lublin-Feitelson) of 300 jobs on 64 nodes, with a penalty of 300 s. Live: 6 jobs of 20 to
+60 s on 4 nodes of a fifth of a core, as processes. The ways come in random order within each seed. The file gets one
+line per run; runs that are in it are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from intervals import interval
+from lab import print_machine
+from live_run import live_run, measured_core_rate
+from rows import add_rows, read_rows
+
+from testbed.bus.need_profile import WHOLE_PARTS, parts_of
+from testbed.run.events import Decision
+from testbed.run.journal import is_decision, read_events
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation.needs import NeedsModel
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.load import scale_load
+from testbed.scheduling.workload.misdeclared import misdeclared
+from testbed.scheduling.workload.synthetic import synthetic_trace
+
+POLICY = "GreedyPM */per/OPT=MIN/MINVT=600"
+SUFFIX = "/NEEDS=discovered"
+WAYS = {"right": (1.0, ""), "wrong": (2.0, ""), "estimated": (2.0, SUFFIX), "right, estimated": (1.0, SUFFIX)}
+LOADS = (0.5, 0.9)
+PROFILES = ("1", "1,0.4@0.5")
+NODES, JOBS, PENALTY_S = 64, 300, 300.0
+LIVE_NODES, LIVE_CORES, LIVE_JOBS = 4, 0.2, 6
+MEASURES = ("mean stretch", "max stretch", "unused frac", "short frac", "overcommitted frac", "found s", "found frac")
+SCENARIO = """
+name = "needs"
+policy = "EASY"
+[workload]
+trace = "jobs.csv"
+[programs]
+iteration_s = 0.2
+profile = "PROFILE"
+""" + "".join(f'[[nodes]]\nname = "node-{node}"\ncpus = {LIVE_CORES}\nmemory_mib = 512\n' for node in range(LIVE_NODES))
+
+
+def simulated_jobs(seed: int, load: float) -> list[Job]:
+    """Return a synthetic trace at an offered load."""
+    return scale_load(synthetic_trace(NODES, JOBS, seed), NODES, load)
+
+
+def live_jobs(seed: int, load: float) -> list[Job]:
+    """Return a short trace: run times are log-uniform, arrivals a Poisson process at that load."""
+    draw = random.Random(seed)  # noqa: S311  # the same jobs for the same seed
+    found, now_s = [], 0.0
+    for number in range(1, LIVE_JOBS + 1):
+        run_time_s = round(math.exp(draw.uniform(math.log(20.0), math.log(60.0))), 3)
+        need = draw.choice((0.25, 0.5, 0.5, 1.0))
+        found.append(Job(number, now_s, draw.randint(1, 3), need, draw.choice((0.15, 0.2, 0.25)), run_time_s))
+        now_s += draw.expovariate(1.0)
+    scaled = scale_load(found, LIVE_NODES, load)
+    return [replace(job, submit_time_s=round(job.submit_time_s, 3)) for job in scaled]
+
+
+def stretches(jobs: Sequence[Job], end_s: Sequence[float]) -> dict[str, float]:
+    """Return the mean and the maximum stretch."""
+    found = [(end - job.submit_time_s) / job.run_time_s for job, end in zip(jobs, end_s, strict=True)]
+    return {"mean stretch": statistics.mean(found), "max stretch": max(found)}
+
+
+def simulated(seed: int, load: float, profile: str, way: str, core_rate: float) -> dict[str, Any]:
+    """Simulate one case; the speed of a core does not matter there."""
+    del core_rate
+    factor, suffix = WAYS[way]
+    jobs = misdeclared(simulated_jobs(seed, load), factor, seed)
+    phases = tuple((begins / WHOLE_PARTS, part / WHOLE_PARTS) for begins, part in parts_of(profile))
+    run = simulate(jobs, NODES, parse(POLICY + suffix), constant(PENALTY_S), needs=NeedsModel(phases, seed=seed))
+    found: dict[str, Any] = stretches(jobs, run.end_s.tolist())
+    if run.needs is None:  # needs are as declared: progress is the yield
+        return found
+    figures = run.needs
+    found["unused frac"] = figures.unused_cpu_s / figures.used_cpu_s
+    found["short frac"] = figures.short_cpu_s / figures.used_cpu_s
+    found["overcommitted frac"] = figures.overcommitted_s / (NODES * run.makespan_s)
+    if suffix:
+        found["found s"] = statistics.median(figures.found_s)
+        found["found frac"] = len(figures.found_s) / (len(figures.found_s) + figures.not_found)
+    return found
+
+
+def live(seed: int, load: float, profile: str, way: str, core_rate: float) -> dict[str, Any]:
+    """Run one case."""
+    factor, suffix = WAYS[way]
+    jobs = misdeclared(live_jobs(seed, load), factor, seed)
+    with live_run(SCENARIO.replace("PROFILE", profile), jobs, POLICY + suffix, core_rate) as run:
+        with (run / "jobs.csv").open(newline="") as file:
+            ends = {int(row["job_id"]): float(row["end_time_s"]) for row in csv.DictReader(file)}
+        results = json.loads((run / "summary.json").read_text())["results"]
+        return {
+            **stretches(jobs, [ends[job.job_id] for job in jobs]), **live_needs(run, jobs), "right": results["right"],
+            "jobs": len(jobs), "load_1_min": os.getloadavg()[0], "units_per_core_s": core_rate,
+        }  # fmt: skip
+
+
+def live_needs(run: Path, jobs: Sequence[Job]) -> dict[str, float]:
+    """Return the ratio of the needs that the policy saw at the end to the real ones at the beginning, its median."""
+    real = {job.job_id: job.real_need_frac for job in jobs}
+    seen: dict[int, float] = {}
+    for event in read_events(run / "events.jsonl", is_decision):
+        if isinstance(event, Decision):
+            seen.update(zip(event.view.job_id, event.view.cpu_need_frac, strict=True))
+    return {"seen to real need": statistics.median(seen[job] / real[job] for job in seen)}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return medians over seeds with intervals, and the median ratio to right needs on the same seed."""
+    lines = ["| world | load | profile | needs | n | measure | median | 95 % interval | to right needs | interval |",
+             "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    cases = [(world, load, profile) for world in ("simulated", "live") for load in LOADS for profile in PROFILES]
+    for world, load, profile in cases:
+        chosen = [row for row in rows if (row["world"], row["load"], row["profile"]) == (world, load, profile)]
+        by_way = {way: {row["seed"]: row for row in chosen if row["way"] == way} for way in WAYS}
+        for way, found in by_way.items():
+            for measure in (*MEASURES, "seen to real need"):
+                values = [row[measure] for row in found.values() if measure in row]
+                if not values:
+                    continue
+                low, high = interval(values)
+                cells = [world, f"{load:g}", profile, way, str(len(values)), measure,
+                         f"{statistics.median(values):.3g}", f"{low:.3g} to {high:.3g}", "", ""]  # fmt: skip
+                ratios = [
+                    row[measure] / by_way["right"][seed][measure]
+                    for seed, row in found.items()
+                    if measure.endswith("stretch") and seed in by_way["right"]
+                ]
+                if way != "right" and ratios:
+                    least, most = interval(ratios)
+                    cells[8:] = [f"{statistics.median(ratios):.3f}", f"{least:.3f} to {most:.3f}"]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=0, help="number of simulated seeds")
+    parser.add_argument("--live", type=int, default=0, help="number of live seeds")
+    parser.add_argument("--json", type=Path, default=Path("needs.jsonl"), help="file for the raw figures, appended to")
+    parser.add_argument("--table", type=Path, help="only print the table of this file")
+    chosen = parser.parse_args()
+    if chosen.table is None:
+        if shutil.disk_usage(".").free < 1 << 30:
+            raise SystemExit("expected 1 GiB of free disk")
+        print_machine()
+        run_missing(chosen)
+    print(table(read_rows(chosen.table or chosen.json)))
+
+
+def run_missing(chosen: argparse.Namespace) -> None:
+    """Run the cases that the file does not have, each seed in random order."""
+    there = {(row["world"], row["seed"], row["load"], row["profile"], row["way"]) for row in read_rows(chosen.json)}
+    rates = [row["units_per_core_s"] for row in read_rows(chosen.json) if row["world"] == "live"]
+    if chosen.live and not rates:
+        rates = [measured_core_rate(SCENARIO.replace("PROFILE", "1"), POLICY, Job(1, 0.0, 1, 0.5, 0.2, 5.0))]
+    for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
+        for seed in range(chosen.first, chosen.first + seeds):
+            cases = [(load, profile, way) for load in LOADS for profile in PROFILES for way in WAYS]
+            random.Random(seed).shuffle(cases)  # noqa: S311  # an order
+            for load, profile, way in cases:
+                if (world, seed, load, profile, way) in there:
+                    continue
+                row = {"world": world, "seed": seed, "load": load, "profile": profile, "way": way}
+                row |= measure(seed, load, profile, way, rates[0] if rates else math.nan)
+                add_rows(chosen.json, [row])
+                print(f"{world} {seed}: {load:g} {profile} {way}: mean stretch {row['mean stretch']:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
