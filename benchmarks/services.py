@@ -3,10 +3,10 @@
     python benchmarks/services.py --seeds 5 --json services.jsonl
     python benchmarks/services.py --table services.jsonl
 
-8 services of one task arrive one by one, 10 s apart, on 4 nodes of a fifth of a core, as processes. Static policies place
-all services again at each arrival. `Greedy */OPT=MIN` places each service once, where the CPU load is lowest. After the
-last arrival the progress of each service is measured until the first one ends. The policies come in random order within
-each seed. The file gets one line per run; runs that are in it are skipped.
+8 services of one task arrive one by one, 10 s apart, on 4 nodes of a fifth of a core, as processes. Static policies
+place all services again at each arrival. `Greedy */OPT=MIN` places each service once, where the CPU load is lowest.
+After the last arrival the progress of each service is measured until the first one ends. The policies come in random
+order within each seed. The file gets one line per run; runs that are in it are skipped.
 """
 
 from __future__ import annotations

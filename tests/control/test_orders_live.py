@@ -61,6 +61,7 @@ def pause_while_all_guests_stand(run: Run) -> dict:
     return json.loads(out)
 
 
+@pytest.mark.long
 def test_jobs_that_were_paused_and_drained_end_with_the_checksums_of_an_undisturbed_run(
     start: Callable[..., Run],
 ) -> None:

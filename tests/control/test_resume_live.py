@@ -32,9 +32,13 @@ PHASES = {
     "restoring": {"kind": "intent", "verb": "restore", "nth": 2},
     "running": {"kind": "guest", "event": "progress", "nth": 5},
 }
-in_each_phase = pytest.mark.parametrize(
-    "phase", [pytest.param(phase, marks=[pytest.mark.long] * (phase in ("idle", "starting"))) for phase in PHASES]
-)
+
+
+def in_each_phase(*quick: str) -> pytest.MarkDecorator:
+    """Run a test in each phase; only `quick` ones run in continuous integration."""
+    return pytest.mark.parametrize(
+        "phase", [pytest.param(phase, marks=[pytest.mark.long] * (phase not in quick)) for phase in PHASES]
+    )
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def keeping(tmp_path: Path, start: Callable[..., Run], install_plugin: Callable[
 
 
 @pytest.mark.usefixtures("keeping")
-@in_each_phase
+@in_each_phase("saving", "running")
 def test_every_job_ends_well_after_the_controller_was_killed(start: Callable[..., Run], phase: str) -> None:
     variables = {"DFRS_KILL_AT": json.dumps(PHASES[phase])}
     run = start(TWELVE, "--policy", "Interrupting", variables=variables)
@@ -92,7 +96,7 @@ def test_a_rank_ends_whose_partner_alone_passed_the_last_barrier_before_the_cont
 
 
 @pytest.mark.usefixtures("keeping")
-@in_each_phase
+@in_each_phase("restoring", "running")
 def test_every_job_ends_well_after_an_agent_was_killed(start: Callable[..., Run], phase: str) -> None:
     variables = {"DFRS_KILL_AT": json.dumps({**PHASES[phase], "agent_of": "node-a"})}
     run = start(TWELVE, "--policy", "Interrupting", variables=variables)
