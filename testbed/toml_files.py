@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
@@ -38,14 +39,47 @@ def first_mistake(
 
     Keys are named from `table` on. `words` returns the expected value where pydantic's text is unclear, else None.
     """
-    mistakes = error.errors()
+    found = mistakes(path, model, error, table=table, words=words)
     # an unknown key is often why another one is missing
-    first = next((each for each in mistakes if each["type"] == "extra_forbidden"), mistakes[0])
+    return next((each for each in found if each.is_unknown_key), found[0]).error
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """An error in a file: its location, as steps from table to table, and one line about it."""
+
+    location: tuple[int | str, ...]
+    error: UserError
+    is_unknown_key: bool
+
+
+def mistakes(
+    path: Path,
+    model: type[BaseModel],
+    error: ValidationError,
+    *,
+    table: str = "",
+    words: Callable[[ErrorDetails], str | None] = lambda _mistake: None,
+) -> list[Mistake]:
+    """Return all errors of a file that is not a `model`; see `first_mistake`."""
+    return [
+        Mistake(
+            (*_walk(model, each["loc"][:-1])[1], *each["loc"][-1:]), _line(path, model, each, table, words),
+            each["type"] == "extra_forbidden",
+        )
+        for each in error.errors()
+    ]  # fmt: skip
+
+
+def _line(
+    path: Path, model: type[BaseModel], first: ErrorDetails, table: str, words: Callable[[ErrorDetails], str | None]
+) -> UserError:
+    """Return one error as one line."""
     annotations, steps = _walk(model, first["loc"][:-1])
     key = ".".join(map(str, (*([table] if table else []), *steps, *first["loc"][-1:]))) or "the file"
     found = first["input"]
     if first["type"] == "extra_forbidden":
-        known = list(dict.fromkeys(name for each in _models(annotations) for name in each.model_fields))
+        known = list(dict.fromkeys(name for each in models_in(annotations) for name in each.model_fields))
         hint = nearest(str(first["loc"][-1]), known) or f"; known: {', '.join(known)}"
         return UserError(f"{path}: unknown key {key}{hint}")
     if first["type"] == "missing":
@@ -64,7 +98,7 @@ def first_mistake(
 
 def _kinds(model: type[BaseModel], location: Sequence[int | str]) -> str:
     """Return the kinds that there are of a table whose key `kind` says which it is."""
-    models = _models(_walk(model, location)[0])
+    models = models_in(_walk(model, location)[0])
     kinds = [kind for each in models if "kind" in each.model_fields for kind in _tags(each)]
     return f"{', '.join(kinds[:-1])} or {kinds[-1]}" if len(kinds) > 1 else "".join(kinds)
 
@@ -81,13 +115,13 @@ def _walk(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[o
             steps.append(step)
             continue
         here = list(_leaves(annotations))
-        inside = [each.model_fields[step].annotation for each in _models(here) if step in each.model_fields]
+        inside = [each.model_fields[step].annotation for each in models_in(here) if step in each.model_fields]
         inside += [get_args(each)[1] for each in here if get_origin(each) is dict]
         if inside:
             steps.append(step)
             annotations = list(inside)
         else:  # the kind of a table, or a member of a union
-            annotations = [each for each in _models(here) if _is_kind(each, step)] or annotations
+            annotations = [each for each in models_in(here) if _is_kind(each, step)] or annotations
     return annotations, steps
 
 
@@ -103,7 +137,8 @@ def _leaves(annotations: Sequence[object]) -> Iterator[object]:
             yield each
 
 
-def _models(annotations: Sequence[object]) -> list[type[BaseModel]]:
+def models_in(annotations: Sequence[object]) -> list[type[BaseModel]]:
+    """Return the models in annotations: members of unions, items of sequences."""
     return [each for each in _leaves(annotations) if isinstance(each, type) and issubclass(each, BaseModel)]
 
 

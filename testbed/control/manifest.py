@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -14,6 +13,7 @@ from testbed.control.dedicated import Shape
 from testbed.control.recorder import Recorder
 from testbed.lab.fleet import Fleet
 from testbed.lab.guests import PreparedJob
+from testbed.measure.provenance import digest_of, packages, source
 from testbed.run import events
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Policy
@@ -22,7 +22,7 @@ from testbed.scheduling.workload.jobs import Job
 
 def manifest_of(
     run: str, run_tag: str, scenario: Scenario, policy: Policy, fleet: Fleet, rates: Mapping[Shape, float],
-    recorder: Recorder,
+    recorder: Recorder, jobs: Iterable[Job],
 ) -> dict[str, object]:  # fmt: skip
     """Return the manifest of a run whose replay begins now."""
     return {
@@ -32,11 +32,9 @@ def manifest_of(
         "period_s": policy.period_s,
         "seed": scenario.seed,
         "scenario": scenario.model_dump(mode="json"),
-        "versions": {
-            "testbed": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "aiomqtt", "mpi4py", "mpich", "psutil")},
-        },
+        "source": source(),
+        "trace_sha256": digest_of(jobs),
+        "versions": {"testbed": __version__, "python": platform.python_version(), **packages()},
         "controller": {"kernel": platform.release(), "cores": os.cpu_count()},
         "nodes": {node.name: msgspec.to_builtins(node.facts) for node in fleet.nodes},
         "units_per_core_s": by_name(rates),

@@ -21,11 +21,14 @@ _TYPES: Final = {
 }  # fmt: skip
 
 
-_GIVEN: Final = ("weight", "least_yield_frac", "move_cost_s")  # and those that most views do not have
-
-
 def _given(values: Floats | None) -> tuple[float, ...]:
+    """Return a column that most views do not have."""
     return () if values is None else tuple(values.tolist())
+
+
+def _column(values: tuple[float, ...]) -> Floats | None:
+    """Return such a column of a recorded view."""
+    return np.array(values, dtype=np.float64) if values else None
 
 
 def _plain(values: Floats) -> tuple[float | None, ...]:
@@ -51,7 +54,9 @@ def decision_event(
             start_time_s=_plain(view.start_time_s),
             estimate_s=_plain(view.estimate_s),
             urgent=tuple(view.urgent.tolist()) if view.urgent.any() else (),
-            **{name: _given(getattr(view, name)) for name in _GIVEN},
+            weight=_given(view.weight),
+            least_yield_frac=_given(view.least_yield_frac),
+            move_cost_s=_given(view.move_cost_s),
         ),
         event=events.Trigger(
             completed=event.completed, submitted=event.submitted, periodic=event.periodic, changed=event.changed
@@ -71,7 +76,8 @@ def read_view(view: events.View) -> ClusterView:
     return ClusterView(
         time_s=view.time_s, **columns, start_time_s=_floats(view.start_time_s), estimate_s=_floats(view.estimate_s),
         urgent=np.array(view.urgent or (False,) * len(view.job_id), dtype=np.bool_),
-        **{name: np.array(values) if (values := getattr(view, name)) else None for name in _GIVEN},
+        weight=_column(view.weight), least_yield_frac=_column(view.least_yield_frac),
+        move_cost_s=_column(view.move_cost_s),
     )  # fmt: skip
 
 

@@ -1,0 +1,63 @@
+"""`testbed init`: a new scenario file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import psutil
+
+from testbed.errors import UserError
+from testbed.host.whole_files import write_whole
+from testbed.scenario.new import Answers, scenario_text, usable_drivers
+from testbed.scenario.validation import validate
+from testbed.scheduling.workload.readings import READINGS
+
+_SPARE_MIB = 1024  # of the machine's memory
+
+
+def init(
+    *, driver: str | None, nodes: int | None, cpus: float | None, memory_mib: int | None, trace: Path | None,
+    yes: bool, force: bool, target: Path,
+) -> None:  # fmt: skip
+    if target.exists() and not force:
+        raise UserError(f"{target}: exists: expected another file, or --force")
+    usable = usable_drivers()
+    if driver is not None and driver not in usable:
+        raise UserError(f"--driver {driver}: this machine has none; usable: {', '.join(usable)}")
+    if driver is None:
+        for name, reason in usable.items():
+            click.echo(f"  {name}: {reason}", err=True)
+        driver = _ask("driver", "process", yes, click.Choice(list(usable)))
+    if nodes is None:
+        nodes = _ask("number of nodes", 2, yes, click.IntRange(1, 1000))
+    if cpus is None:
+        cpus = _ask("cores per node", round(max((psutil.cpu_count() or 1) / nodes, 0.1), 2), yes, float)
+    if memory_mib is None:
+        free_mib = psutil.virtual_memory().available // (1 << 20) - _SPARE_MIB
+        memory_mib = _ask("MiB of memory per node", max(64, min(4096, free_mib // nodes)), yes, click.IntRange(64))
+    answers = Answers(
+        name=re.sub(r"[^a-z0-9]+", "-", target.stem.lower()).strip("-")[:63] or "scenario", driver=driver, nodes=nodes,
+        cpus=cpus, memory_mib=memory_mib, trace=None if trace is None else trace.absolute(),
+        reading=_reading(trace, yes),
+    )  # fmt: skip
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, scenario_text(answers).encode())
+    found = validate(target)
+    for each in found:
+        click.echo(f"{target}:{each.line}: {each.text}", err=True)
+    if found:
+        raise UserError(f"{target}: written, but not valid: expected other answers, or a correction of the file")
+    click.echo(f"{target}: written\nnext: testbed run {target} --dry-run")
+
+
+def _reading(trace: Path | None, yes: bool) -> str:
+    """Return the reading of a log; CSV traces have needs already."""
+    if trace is None or ".csv" in trace.suffixes:
+        return ""
+    return _ask("reading of the log", next(iter(READINGS)), yes, click.Choice(list(READINGS)))
+
+
+def _ask(what: str, default: object, yes: bool, kind: object) -> object:
+    return default if yes else click.prompt(what, default=default, type=kind, err=True)

@@ -1,0 +1,54 @@
+"""`testbed scenarios`: packaged scenarios, and the reference of scenario files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from testbed.errors import UserError, nearest
+from testbed.packaged import packaged_scenarios
+from testbed.scenario import reference as pages
+from testbed.scenario.schema import load_scenario
+from testbed.study.report.terminal.console import wide_console
+
+
+def list_scenarios(*, as_json: bool) -> None:
+    found = {name: load_scenario(path) for name, path in packaged_scenarios().items()}
+    if as_json:
+        rows = [{"name": name, "description": each.description} for name, each in found.items()]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("scenario", "description", box=None, pad_edge=False)
+    for name, each in found.items():
+        table.add_row(name, each.description)
+    wide_console().print(table)
+
+
+def copy_scenario(*, force: bool, name: str, target: Path | None) -> None:
+    known = packaged_scenarios()
+    source = known.get(name.removesuffix(".toml"))
+    if source is None:
+        raise UserError(f"no packaged scenario {name!r}{nearest(name, known)}; packaged: {', '.join(known)}")
+    target = Path(source.name) if target is None else target
+    trace = load_scenario(source).workload.trace
+    copies = {source: target} | ({} if trace is None else {trace: target.parent / trace.name})
+    if not force:
+        for copied in copies.values():
+            if copied.exists():
+                raise UserError(f"{copied}: exists: expected another target, or --force")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for original, copied in copies.items():
+        shutil.copyfile(original, copied)
+        click.echo(copied)
+
+
+def reference() -> None:
+    click.echo(pages.markdown(), nl=False)
+
+
+def json_schema() -> None:
+    click.echo(pages.json_schema(), nl=False)

@@ -1,0 +1,63 @@
+"""The code that made a run: commit, uncommitted changes, and the versions of all installed packages."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import distributions
+from importlib.resources import files
+from pathlib import Path
+
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.table import format_table
+
+_GIT_WITHIN_S = 10.0
+BUILD_FILE = "commit"  # of a wheel, written by the build (`scripts/build_hook.py`)
+
+
+def source() -> dict[str, object]:
+    """Return `commit` and `dirty`: of the checkout that the package is imported from, or of the build of a wheel.
+
+    Both are None where neither is known, as in a copy of the sources.
+    """
+    package = Path(str(files("testbed")))
+    built = package / BUILD_FILE
+    if built.is_file():
+        commit, _, dirty = built.read_text(encoding="ascii").strip().partition(" ")
+        return {"commit": commit, "dirty": dirty == "dirty"}
+    return of_checkout(package.parent)
+
+
+def of_checkout(folder: Path) -> dict[str, object]:
+    """Return `commit` and `dirty` of the Git repository whose top folder this is, None for both without one."""
+    if not (folder / ".git").exists():
+        return {"commit": None, "dirty": None}
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit and commit.strip(), "dirty": None if changes is None else bool(changes.strip())}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603  # constant words
+            ["git", "-C", str(folder), *words],  # noqa: S607  # the user's git
+            capture_output=True, text=True, check=False, timeout=_GIT_WITHIN_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of all installed packages by name, sorted."""
+    return dict(sorted({each.name: each.version for each in distributions() if each.name}.items(), key=_folded))
+
+
+def _folded(item: tuple[str, str]) -> str:
+    return item[0].casefold()
+
+
+def digest_of(jobs: Iterable[Job]) -> str:
+    """Return the SHA-256 of a trace segment: of its job table."""
+    return hashlib.sha256(format_table(list(jobs)).encode()).hexdigest()

@@ -1,0 +1,55 @@
+"""Line numbers of keys in a TOML file, for messages about their values."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]#]+?)\s*\]\]?\s*(#.*)?$")
+_KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+
+
+def line_of(text: str, location: Sequence[int | str]) -> int:
+    """Return the line, from 1 on, of the key at a location; of the nearest table around it if it has none of its own.
+
+    Locations are steps from table to table, with an index after the name of an array of tables.
+    """
+    lines = _lines(text)
+    steps = tuple(location)
+    while steps and steps not in lines:
+        steps = steps[:-1]
+    return lines.get(steps, 1)
+
+
+def _lines(text: str) -> dict[tuple[int | str, ...], int]:
+    """Return the lines of all tables and keys that begin a line. Keys in inline tables have none."""
+    found: dict[tuple[int | str, ...], int] = {}
+    counts: Counter[tuple[int | str, ...]] = Counter()
+    table: tuple[int | str, ...] = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if (header := _HEADER.match(line)) is not None:
+            names = _names(header[2])
+            table = (*_within(names[:-1], counts), names[-1])
+            if header[1] == "[[":
+                counts[table] += 1
+                table = (*table, counts[table] - 1)
+            found.setdefault(table, number)
+        elif (key := _KEY.match(line)) is not None:
+            found.setdefault(table + _names(key[1]), number)
+    return found
+
+
+def _within(names: Sequence[str], counts: Counter[tuple[int | str, ...]]) -> tuple[int | str, ...]:
+    """Return the location of a table, in the last element of each array of tables on the way."""
+    steps: tuple[int | str, ...] = ()
+    for name in names:
+        steps = (*steps, name)
+        if counts[steps]:
+            steps = (*steps, counts[steps] - 1)
+    return steps
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in _PART.findall(text))

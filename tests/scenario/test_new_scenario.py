@@ -1,0 +1,92 @@
+"""`testbed init` and `testbed scenarios`: new scenario files are valid, and nothing is overwritten unasked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.cli.init import init
+from testbed.cli.scenarios import scenarios
+from testbed.errors import UserError
+from testbed.packaged import packaged_scenarios
+from testbed.scenario.new import Answers, scenario_text, usable_drivers
+from testbed.scenario.validation import validate
+
+JOBS = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n1,0,1,1.0,0.5,60\n"
+
+
+@given(
+    st.sampled_from(["process", "libvirt", "docker"]), st.integers(1, 9), st.sampled_from([0.1, 1.0, 2.5]),
+    st.integers(64, 1 << 20), st.booleans(),
+)  # fmt: skip
+def test_every_answer_makes_a_valid_scenario(
+    tmp_path_factory: pytest.TempPathFactory, driver: str, nodes: int, cpus: float, memory_mib: int, real: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("new")
+    trace = folder / 'a "strange" name.csv'
+    trace.write_text(JOBS)
+    path = folder / "s.toml"
+    path.write_text(scenario_text(Answers("mine", driver, nodes, cpus, memory_mib, trace if real else None)))
+    assert validate(path) == []
+
+
+def test_it_asks_for_what_is_not_given_and_writes_a_scenario_that_is_valid(tmp_path: Path) -> None:
+    target = tmp_path / "My lab.toml"
+    done = CliRunner().invoke(init, [str(target), "--cpus", "0.5"], input="\n3\n\n", standalone_mode=False)
+    assert done.exception is None, done.output
+    text = target.read_text()
+    assert 'name = "my-lab"' in text
+    assert text.count("[[nodes]]") == 3
+    assert text.count("cpus = 0.5") == 3
+    assert validate(target) == []
+
+
+def test_nothing_is_asked_with_yes_and_nothing_overwritten_without_force(tmp_path: Path) -> None:
+    target = tmp_path / "lab.toml"
+    (tmp_path / "t.csv").write_text(JOBS)
+    words = [str(target), "--yes", "--nodes", "1", "--trace", str(tmp_path / "t.csv")]
+    assert CliRunner().invoke(init, words, standalone_mode=False).exception is None
+    again = CliRunner().invoke(init, words, standalone_mode=False)
+    assert isinstance(again.exception, UserError)
+    assert "expected another file, or --force" in str(again.exception)
+    assert CliRunner().invoke(init, [*words, "--force"], standalone_mode=False).exception is None
+
+
+def test_a_driver_that_this_machine_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.cli.bodies.init.usable_drivers", lambda: {"process": "needs nothing"})
+    done = CliRunner().invoke(init, [str(tmp_path / "x.toml"), "--driver", "docker"], standalone_mode=False)
+    assert "this machine has none; usable: process" in str(done.exception)
+
+
+def test_drivers_are_those_whose_services_are_there() -> None:
+    assert list(usable_drivers(lambda _path: False)) == ["process"]
+    assert usable_drivers({"/usr/bin/virsh", "/dev/kvm"}.__contains__)["libvirt"] == "libvirt is installed, with KVM"
+    assert "emulated" in usable_drivers({"/usr/sbin/libvirtd"}.__contains__)["libvirt"]
+    assert "docker" in usable_drivers({"/var/run/docker.sock"}.__contains__)
+
+
+@pytest.mark.parametrize("name", sorted(packaged_scenarios()))
+def test_a_packaged_scenario_is_copied_with_its_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(scenarios, ["copy", name], standalone_mode=False).exception is None
+    assert validate(tmp_path / f"{name}.toml") == []
+    again = CliRunner().invoke(scenarios, ["copy", name], standalone_mode=False)
+    assert isinstance(again.exception, UserError)
+
+
+def test_packaged_scenarios_are_listed_with_descriptions() -> None:
+    rows = json.loads(CliRunner().invoke(scenarios, ["list", "--json"], standalone_mode=False).output)
+    assert {row["name"] for row in rows} == set(packaged_scenarios())
+    assert all(row["description"] for row in rows)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    done = CliRunner().invoke(scenarios, ["copy", "quickstrat"], standalone_mode=False)
+    assert "nearest: quickstart" in str(done.exception)

@@ -1,0 +1,131 @@
+"""`testbed validate`: all errors at once, with their lines; and lines of keys in any TOML file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.cli.validate import validate as command
+from testbed.packaged import packaged_scenarios
+from testbed.scenario.validation import Finding, validate
+from testbed.toml_lines import line_of
+
+WRONG = """\
+name = "Mine"
+policy = ["EASY"]
+time_scal = 60
+
+[workload]
+trace = "jobs.csv"
+
+[[nodes]]
+name = "a"
+cpus = 1
+
+[[nodes]]
+name = "b"
+cpus = -1
+memory_mib = "much"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "s.toml"
+    path.write_text(text)
+    return path
+
+
+def test_all_errors_are_told_with_line_key_value_and_the_nearest(tmp_path: Path) -> None:
+    found = validate(written(tmp_path, WRONG))
+    assert [each.line for each in found] == [1, 3, 14, 15]
+    assert found[0].text.startswith("name = 'Mine': expected 1 to 63 of a-z")
+    assert "unknown key time_scal; nearest: time_scale" in found[1].text
+    assert found[2].text.startswith("nodes.1.cpus = -1")
+    assert found[3].text.startswith("nodes.1.memory_mib = 'much'")
+
+
+def test_names_of_policies_and_sizes_of_jobs_are_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(
+        "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n1,0,3,1.0,0.9,60\n2,0,9,1.0,0.9,60\n"
+    )
+    text = 'name = "x"\npolicy = [\n  "ESAY",\n  "MCB8 */OPT=MIN",\n]\n'
+    text += '[workload]\ntrace = "jobs.csv"\n[[nodes]]\nname = "a"\n'
+    found = validate(written(tmp_path, text))
+    assert [each.line for each in found] == [2, 8]
+    assert "nearest: EASY" in found[0].text
+    assert (
+        "job 1: 3 tasks with mem_req_frac = 0.9 do not fit on 1 nodes under MCB8 */OPT=MIN, and 1 more" in found[1].text
+    )
+    missing = validate(written(tmp_path, text.replace("jobs.csv", "none.csv").replace("ESAY", "EASY")))
+    assert [each.line for each in missing] == [6]
+
+
+@pytest.mark.parametrize("name", sorted(packaged_scenarios()))
+def test_packaged_scenarios_are_valid(name: str) -> None:
+    assert validate(packaged_scenarios()[name]) == []
+
+
+def test_what_is_no_toml_file_is_one_error(tmp_path: Path) -> None:
+    assert validate(tmp_path / "none.toml") == [
+        Finding(0, "cannot read: No such file or directory; expected a scenario")
+    ]
+    (found,) = validate(written(tmp_path, "name = \n"))
+    assert found.text.startswith("not a TOML file: ")
+
+
+def test_the_command_prints_lines_and_ends_with_2(tmp_path: Path) -> None:
+    path = written(tmp_path, WRONG)
+    done = CliRunner().invoke(command, [str(path)], standalone_mode=False)
+    assert done.return_value == 2
+    assert f"{path}:3: unknown key time_scal; nearest: time_scale" in done.output
+    told = json.loads(CliRunner().invoke(command, [str(path), "--json"], standalone_mode=False).output)
+    assert (told["valid"], [each["line"] for each in told["errors"]]) == (False, [1, 3, 14, 15])
+    good = CliRunner().invoke(command, ["quickstart"], standalone_mode=False)
+    assert good.return_value == 0
+    assert good.output.endswith(": valid\n")
+
+
+# --- lines
+
+NAMES = st.sampled_from(["a", "b", "c-1", "d_2"])
+VALUES: st.SearchStrategy[Any] = st.integers() | st.booleans() | st.just("x = 1 # no key")
+TABLES = st.dictionaries(NAMES, VALUES, max_size=3)
+
+
+@given(TABLES, st.dictionaries(NAMES, TABLES | st.lists(TABLES, min_size=1, max_size=3), max_size=3))
+def test_lines_are_those_of_the_keys(top: dict[str, Any], tables: dict[str, Any]) -> None:
+    lines, expected = [], {}
+
+    def put(keys: dict[str, Any], *path: int | str) -> None:
+        for name, value in keys.items():
+            lines.append(f"{name} = {json.dumps(value)} # comment")
+            expected[*path, name] = len(lines)
+
+    put({f"top-{name}": value for name, value in top.items()})
+    for name, content in tables.items():
+        for index, each in enumerate(content if isinstance(content, list) else [content]):
+            several = isinstance(content, list)
+            lines.append(f"[[{name}]]" if several else f"[ {name} ] # comment")
+            path = (name, index) if several else (name,)
+            expected[path] = len(lines)
+            put(each, *path)
+    text = "\n".join(lines)
+    tomllib.loads(text)
+    for path, line in expected.items():
+        assert line_of(text, path) == line
+        assert line_of(text, (*path, "not there")) == line
+
+
+def test_dotted_and_quoted_names() -> None:
+    text = '"a b".c = 1\n[x."y z"]\nk.l = 2\n[[x.n]]\n[x.n.m]\nq = {r = 3}\n'
+    assert line_of(text, ("a b", "c")) == 1
+    assert line_of(text, ("x", "y z", "k", "l")) == 3
+    assert line_of(text, ("x", "n", 0, "m", "q", "r")) == 6
+    assert line_of(text, ("elsewhere",)) == 1
