@@ -33,6 +33,7 @@ def _lines(text: str) -> dict[tuple[int | str, ...], int]:
             names = _names(header[2])
             table = (*_within(names[:-1], counts), names[-1])
             if header[1] == "[[":
+                found.setdefault(table, number)
                 counts[table] += 1
                 table = (*table, counts[table] - 1)
             found.setdefault(table, number)

@@ -52,6 +52,7 @@ from testbed.lab.live_migration import LiveMigration
 from testbed.lab.migration_targets import migration_targets
 from testbed.lab.operations import Operations
 from testbed.lab.sharing import Sharing
+from testbed.measure.provenance import packages, source
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.run_lock import RunLock
 from testbed.measure.rundir import RunDirectory
@@ -258,6 +259,7 @@ class _Session:
         self._leased_s = 0.0
         restarts = scenario.on_node_loss == "restart"
         self._book = FenceBook(scenario.deadlines.fence_for_s) if restarts else None
+        source(), packages()  # cached for the manifest: the first call blocks, and must not do so in the event loop
 
     async def drive(self, bus: Bus) -> None:
         """Take the lab and replay the jobs."""
@@ -391,7 +393,16 @@ class _Session:
             return [LiveJob.resumed(job, history.jobs[job.job.job_id], now_s) for job in jobs]
         self._clock.start()
         recorder.directory.write_manifest(
-            manifest_of(self.path.name, self._run_tag, self.scenario, self._policy, fleet, rates, recorder)
+            manifest_of(
+                self.path.name,
+                self._run_tag,
+                self.scenario,
+                self._policy,
+                fleet,
+                rates,
+                recorder,
+                [each.job for each in jobs],
+            )
         )
         recorder.journal(
             events.Replay(

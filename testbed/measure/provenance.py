@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import distributions
 from importlib.resources import files
 from pathlib import Path
@@ -16,10 +17,11 @@ _GIT_WITHIN_S = 10.0
 BUILD_FILE = "commit"  # of a wheel, written by the build (`scripts/build_hook.py`)
 
 
+@cache
 def source() -> dict[str, object]:
     """Return `commit` and `dirty`: of the checkout that the package is imported from, or of the build of a wheel.
 
-    Both are None where neither is known, as in a copy of the sources.
+    Both are None where neither is known, as in a copy of the sources. The first call starts processes.
     """
     package = Path(str(files("testbed")))
     built = package / BUILD_FILE
@@ -49,8 +51,9 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+@cache
 def packages() -> dict[str, str]:
-    """Return the versions of all installed packages by name, sorted."""
+    """Return the versions of all installed packages by name, sorted. The first call reads many files."""
     return dict(sorted({each.name: each.version for each in distributions() if each.name}.items(), key=_folded))
 
 

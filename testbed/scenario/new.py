@@ -13,7 +13,7 @@ DRIVERS = ("process", "libvirt", "docker")
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a new scenario needs to know; `trace` None is a synthetic workload."""
+    """What a new scenario needs to know: `trace` None is a synthetic workload, `jobs` are the first ones of a trace."""
 
     name: str
     driver: str = "process"
@@ -22,6 +22,7 @@ class Answers:
     memory_mib: int = 1024
     trace: Path | None = None
     reading: str = ""
+    jobs: int = 20
     policies: tuple[str, ...] = ("EASY", "GreedyPM */per/OPT=MIN/MINVT=600")
     time_scale: float = 60.0
 
@@ -63,12 +64,18 @@ def _workload(answers: Answers) -> list[str]:
     if answers.trace is None:
         return [
             '[workload.lublin] # a synthetic trace; `trace = "FILE"` under [workload] replays a real one',
-            "jobs = 20", f"nodes = {answers.nodes}", "seed = 1", "load = 0.7",
+            f"jobs = {answers.jobs}", f"nodes = {answers.nodes}", "seed = 1", "load = 0.7",
         ]  # fmt: skip
     lines = ["[workload]", f"trace = {_text(str(answers.trace))}"]
     if answers.reading:
         lines.append(f"reading = {_text(answers.reading)}")
-    return [*lines, "", "[workload.segment] # the whole trace without this table", "first_job = 0", "jobs = 20"]
+    return [
+        *lines,
+        "",
+        "[workload.segment] # the whole trace without this table",
+        "first_job = 0",
+        f"jobs = {answers.jobs}",
+    ]
 
 
 def _text(value: str) -> str:

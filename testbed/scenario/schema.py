@@ -52,7 +52,7 @@ class Scenario(Table):
     policy: tuple[str, ...] = Field(
         min_length=1,
         description="Scheduling policies; several run one after the other. `testbed policies` lists their names.",
-        examples=["GreedyPM */per/OPT=MIN/MINVT=600", ["EASY", "GreedyPM */per/OPT=MIN/MINVT=600"]],
+        examples=[["EASY", "GreedyPM */per/OPT=MIN/MINVT=600"]],
     )
     period_s: Annotated[float, Field(ge=LEAST_PERIOD_S, le=MOST_TRACE_S, allow_inf_nan=False)] = key(
         600.0, "Period of the passes of periodic policies.", unit="trace s"

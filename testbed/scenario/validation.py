@@ -57,6 +57,8 @@ def _meaning(scenario: Scenario, path: Path, text: str) -> list[Finding]:
             policies.append(parse(name, scenario.period_s))
         except UserError as error:
             found.append(Finding(line_of(text, ("policy",)), str(error)))
+    if scenario.workload.trace is None and scenario.workload.lublin is None:
+        return found  # the trace is to be given with --trace
     try:
         jobs = load_jobs(scenario, path)
     except UserError as error:

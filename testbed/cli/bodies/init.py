@@ -13,7 +13,9 @@ from testbed.host.whole_files import write_whole
 from testbed.scenario.new import Answers, scenario_text, usable_drivers
 from testbed.scenario.validation import validate
 from testbed.scheduling.workload.readings import READINGS
+from testbed.scheduling.workload.trace import load_trace
 
+_JOBS = 20  # of a new scenario, at most
 _SPARE_MIB = 1024  # of the machine's memory
 
 
@@ -37,10 +39,12 @@ def init(
     if memory_mib is None:
         free_mib = psutil.virtual_memory().available // (1 << 20) - _SPARE_MIB
         memory_mib = _ask("MiB of memory per node", max(64, min(4096, free_mib // nodes)), yes, click.IntRange(64))
+    reading = _reading(trace, yes)
+    jobs = _JOBS if trace is None else min(_JOBS, len(load_trace(trace, reading or None)))
     answers = Answers(
         name=re.sub(r"[^a-z0-9]+", "-", target.stem.lower()).strip("-")[:63] or "scenario", driver=driver, nodes=nodes,
         cpus=cpus, memory_mib=memory_mib, trace=None if trace is None else trace.absolute(),
-        reading=_reading(trace, yes),
+        reading=reading, jobs=jobs,
     )  # fmt: skip
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, scenario_text(answers).encode())

@@ -80,7 +80,7 @@ def diff_runs(*, folder: Path, as_json: bool, one: str, other: str) -> int:
         table = Table("key", paths[0].name, paths[1].name, box=None, pad_edge=False)
         for row in found:
             table.add_row(*map(printable, row))
-        wide_console().print(table)
+        wide_console().print(table, markup=False, highlight=False)
     return 1 if found else 0
 
 
@@ -126,7 +126,7 @@ def trend_of_runs(*, folder: Path, scenario: str, policy: str | None, metric: st
         change = f"{value / before - 1.0:+.1%}" if before else ""
         last[run.policy] = value
         table.add_row(printable(run.policy), _date(run), run.commit[:_SHORT_COMMIT], f"{value:g}", change)
-    wide_console().print(table)
+    wide_console().print(table, markup=False, highlight=False)
 
 
 def _find(folder: Path, text: str) -> CataloguedRun:
@@ -144,7 +144,7 @@ def _print_runs(found: Sequence[CataloguedRun]) -> None:
             *("" if value is None else f"{value:.2f}" for value in stretches), ", ".join(run.tags), run.note,
         )  # fmt: skip
         table.add_row(*map(printable, cells))
-    wide_console().print(table)
+    wide_console().print(table, markup=False, highlight=False)
 
 
 def _date(run: CataloguedRun) -> str:

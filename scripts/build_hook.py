@@ -1,0 +1,42 @@
+"""Write the commit of a checkout into its wheel and its sdist, so that runs of the installed package can name it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CommitHook(BuildHookInterface):
+    """Adds `testbed/commit`: the commit, and `dirty` behind it where files differ from that."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Make the file; a build outside of a checkout keeps what an sdist holds."""
+        del version
+        root = Path(self.root)
+        text = self._commit(root)
+        if text is None:
+            return
+        target = Path(self.directory) / "commit"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="ascii")
+        build_data["force_include"][str(target)] = "testbed/commit"
+
+    @staticmethod
+    def _commit(root: Path) -> str | None:
+        if not (root / ".git").exists():
+            return None
+        try:
+            commit, changes = (
+                subprocess.run(
+                    ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=60
+                ).stdout.strip()
+                for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return f"{commit}{' dirty' if changes else ''}\n"
