@@ -45,5 +45,3 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", _read)
     app.add_lexer("flux", TextLexer)  # the query language of InfluxDB
     return {"parallel_read_safe": True}
-
-

@@ -80,17 +80,21 @@ def _read_cpus(given: str | None) -> set[int]:
     "--cpu-set",
     metavar="CPU,...",
     callback=lambda _context, _parameter, given: _read_cpus(given),
-    help="CPUs of the machine that the agent and guests that are its processes may use; default all.",
+    help="CPUs of the machine for the agent and its process guests; default all.",
 )
 @click.option("--memory-mib", type=int, default=1024, help="Memory budget of the node, in MiB.")
-@click.option("--driver", default="process", help="What guests are: process, null, or a plug-in's name.")
+@click.option(
+    "--driver",
+    default="process",
+    help="Driver of the guests: process, libvirt, docker, null, or the name of a plug-in.",
+)
 @click.option(
     "--option",
     "options",
     multiple=True,
     metavar="NAME=VALUE",
     callback=lambda _context, _parameter, given: _read_options(given),
-    help="An option of the driver; may be given several times.",
+    help="Option of the driver; may be repeated.",
 )
 @click.option(
     "--tls-dir",
@@ -99,36 +103,38 @@ def _read_cpus(given: str | None) -> set[int]:
     help="Folder of this node's certificate (testbed ca issue DIR node NAME), for a broker at mqtts://.",
 )
 @click.option("--address", default="127.0.0.1", help="Address at which the other nodes reach this one.")
-@click.option("--state-dir", type=click.Path(path_type=Path), default=None, help="Private files; default ./dfrs-NODE.")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), default=None, help="Folder of private files; default ./dfrs-NODE."
+)
 @click.option(
     "--image-dir",
     type=click.Path(path_type=Path),
     default=None,
-    help="Saved guests; default STATE_DIR/images.",
+    help="Folder of saved guests; default STATE_DIR/images.",
 )
 @click.option(
     "--image-budget-mib",
     type=click.IntRange(min=0, max=MOST_DISK_MIB),
     default=0,
-    help="Room of all images on the disk together, in MiB; 0: the disk's.",
+    help="Disk space of all saved guests, in MiB; 0: the whole disk.",
 )
 @click.option(
     "--agent-memory-mib",
     type=int,
     default=512,
-    help="Most memory of the agent itself, guests apart; beyond it takes no new work. 0: no bound.",
+    help="Memory limit of the agent without its guests; above the limit it accepts no new guests. 0: none.",
 )
 @click.option(
     "--keep-guests-s",
     type=float,
     default=60.0,
-    help="How many seconds processes go on after this agent was killed, until another agent takes them over.",
+    help="Seconds that process guests survive after this agent was killed, until another agent adopts them.",
 )
 @click.option(
     "--telemetry-s",
     type=click.FloatRange(min=0.2, max=60),
     default=1.0,
-    help="How often the node and its guests are looked at; on slow machines that takes part of what guests could have.",
+    help="Seconds between samples of the node and its guests; on slow machines sampling takes CPU from the guests.",
 )
 @click.option(
     "--die-with-parent",
@@ -138,14 +144,14 @@ def _read_cpus(given: str | None) -> set[int]:
 @click.option(
     "--ephemeral",
     is_flag=True,
-    help="Remove STATE_DIR and IMAGE_DIR at the agent's end, as with --die-with-parent.",
+    help="Remove STATE_DIR and IMAGE_DIR when the agent ends, as with --die-with-parent.",
 )
 @click.option(
     "--no-claim",
     is_flag=True,
-    help="Let `testbed cleanup` know nothing of this agent: whoever starts it looks after what it may leave.",
+    help="Do not register this agent for `testbed cleanup`: the process that started it removes its remains.",
 )
-@click.option("--debug", is_flag=True, help="Log more, and show tracebacks.")
+@click.option("--debug", is_flag=True, help="Log debug messages, and show tracebacks.")
 @click.version_option(__version__, prog_name="node-agent")
 def cli(
     *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, cpu_set: set[int], memory_mib: int,
@@ -154,7 +160,7 @@ def cli(
     image_budget_mib: int, agent_memory_mib: int, keep_guests_s: float, telemetry_s: float, die_with_parent: bool,
     ephemeral: bool, no_claim: bool, debug: bool,
 ) -> None:  # fmt: skip
-    """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
+    """Run the agent of one node until Ctrl-C, SIGTERM, or a shutdown order; at its end it removes all guests.
 
     \b
     Example, two nodes on one machine:

@@ -20,6 +20,7 @@ class _Watched:
     estimator: NeedEstimator
     begin: tuple[float, GuestSample] | None = None  # time and sample at the beginning of the present window
     estimated: bool = False  # whether a window is complete
+    memory_mib: float = 0.0  # largest resident memory so far
 
 
 class NeedWatch:
@@ -54,11 +55,16 @@ def _look(watched: _Watched, sample: GuestSample, now_s: float) -> GuestSample:
     elif now_s - watched.begin[0] >= watched.window_s:
         watched.estimator.observe(_window(*watched.begin, sample, now_s))
         watched.begin, watched.estimated = (now_s, sample), True
+    watched.memory_mib = max(watched.memory_mib, sample.rss_mib)
     if not watched.estimated:
         return sample
     need = watched.estimator.need
     reported = NeedSample(
-        cores=need.cores, least_cores=need.least_cores, most_cores=need.most_cores, booked_cores=need.booked_cores
+        cores=need.cores,
+        least_cores=need.least_cores,
+        most_cores=need.most_cores,
+        booked_cores=need.booked_cores,
+        memory_mib=watched.memory_mib,
     )
     return msgspec.structs.replace(sample, need=reported)
 

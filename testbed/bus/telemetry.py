@@ -40,12 +40,16 @@ class BankSample(Value, frozen=True):
 
 
 class NeedSample(Value, frozen=True):
-    """The estimated CPU need of a guest, in cores: see `testbed.needs.estimator.Need`."""
+    """The estimated needs of a guest: of CPU in cores (`testbed.needs.estimator.Need`), and of memory.
+
+    `memory_mib` is the largest resident memory since the guest began to work: its need is at least that.
+    """
 
     cores: Amount
     least_cores: Amount
     most_cores: Amount
     booked_cores: Amount
+    memory_mib: Amount = 0.0
 
 
 class ExchangeCounts(Value, frozen=True):

@@ -13,10 +13,10 @@ _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=Fal
 
 @click.group()
 def ca() -> None:
-    """Make the certificates by which a lab of several machines knows its broker, agents and controllers.
+    """Manage the certificates that identify the broker, agents and controllers of a lab of several machines.
 
-    FOLDER stays with whoever owns the lab; each party gets its own subfolder only. Calling a command again changes
-    nothing until a certificate nears its end. Needs the extra `secure`.
+    FOLDER holds the private keys of the authorities and stays with the owner of the lab; each party gets only its own
+    subfolder. Repeating a command changes nothing until a certificate is about to expire. Needs the extra `secure`.
 
     \b
     Example:
@@ -34,21 +34,23 @@ def ca() -> None:
 @click.option("--lab", required=True, help="Name of the lab.")
 @deferred
 def init() -> None:
-    """Make the lab's authorities in FOLDER."""
+    """Create the certificate authorities of a lab in FOLDER."""
 
 
 @ca.command()
 @_FOLDER
 @click.argument("party", type=click.Choice(["broker", "node", "controller"]))
 @click.argument("name", required=False, default="")
-@click.option("--host", "hosts", multiple=True, help="Name or address at which it is reached; may be repeated.")
-@click.option("--days", type=click.IntRange(1, 3650), default=397, help="For how long it is valid.")
-@click.option("--renew-before-days", type=float, default=30.0, help="Make it anew when it ends sooner than that.")
-@click.option("--readmit", is_flag=True, help="Also if its certificate was revoked: it comes in again.")
+@click.option("--host", "hosts", multiple=True, help="Host name or address of the party; may be repeated.")
+@click.option("--days", type=click.IntRange(1, 3650), default=397, help="Validity in days.")
+@click.option(
+    "--renew-before-days", type=float, default=30.0, help="Renew a certificate that expires within this many days."
+)
+@click.option("--readmit", is_flag=True, help="Admit a party again whose certificate was revoked.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @deferred
 def issue() -> None:
-    """Give a party its certificate, in a subfolder of FOLDER that holds all that it needs."""
+    """Issue the certificate of a party to a subfolder of FOLDER, which holds all files that the party needs."""
 
 
 @ca.command()
@@ -57,20 +59,20 @@ def issue() -> None:
 @click.argument("name", required=False, default="")
 @click.option(
     "--hosts", "path", type=click.Path(path_type=Path, dir_okay=False), default=Path("hosts.toml"),
-    help="The lab's machines, which get the list over ssh; it must be of the same lab as FOLDER.",
+    help="File of the lab's machines, which receive the list over ssh; it must be of the same lab as FOLDER.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @deferred
 def revoke() -> None:
-    """Put a party out: its certificates count no more, at the broker and between nodes.
+    """Revoke the certificates of a party, at the broker and between nodes.
 
-    The list of revoked certificates goes to the broker and all other nodes over ssh by the file of the lab's machines.
-    Without that file the command says where the list must be. Again is harmless, and completes what could not be
-    reached or ended. Only `testbed ca issue --readmit` lets the party in again.
+    The list of revoked certificates is sent over ssh to the broker and to all other nodes in the file of the lab's
+    machines. Without the file the command prints where the list must be copied to. Repeat the command to reach machines
+    that did not answer. Only `testbed ca issue --readmit` admits the party again.
 
-    Exit code 1 if something is left to do: a machine was not reached, the node's connection goes on, or there is no
-    file. Exit code 2, with nothing sent, if the file is that of another lab or cannot be read. The certificates are
-    revoked in FOLDER in any case.
+    Exit code 1: something is left to do, because a machine did not answer, the connection of the node is still open, or
+    there is no file; 2: nothing was sent, because the file is of another lab or cannot be read. In all cases the
+    certificates are revoked in FOLDER.
 
     \b
     Examples:
@@ -84,23 +86,32 @@ def revoke() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @deferred
 def list_() -> None:
-    """List what was issued, with the days that are left. Exit code 1 if something has run out."""
+    """List the issued certificates with the days left. Exit code 1: a certificate has expired."""
 
 
 @ca.command("broker-files")
 @_FOLDER
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where the files go.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write the files to."
+)
 @click.option("--bind", default="0.0.0.0", help="Address that the broker listens on.")  # noqa: S104  # the lab's door
-@click.option("--certificates", type=click.Path(path_type=Path), default=None, help="Where the broker finds its own.")
-@click.option("--rules", type=click.Path(path_type=Path), default=None, help="Where the broker finds the rules.")
+@click.option(
+    "--certificates",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Path of the broker's certificates on its machine.",
+)
+@click.option(
+    "--rules", type=click.Path(path_type=Path), default=None, help="Path of the rules on the broker's machine."
+)
 @click.option("--state-dir", type=click.Path(path_type=Path), default=Path("/var/lib/mosquitto"), show_default=True)
-@click.option("--user", default="mosquitto", help="Whom the broker becomes.")
+@click.option("--user", default="mosquitto", help="System user of the broker.")
 @click.option("--agent-port", type=click.IntRange(1, 65535), default=8883)
 @click.option("--controller-port", type=click.IntRange(1, 65535), default=8884)
-@click.option("--log-denied", is_flag=True, help="Log what the rules deny, and every packet: see docs/security.md.")
+@click.option("--log-denied", is_flag=True, help="Log all packets and denied requests; see docs/security.md.")
 @deferred
 def broker_files() -> None:
-    """Write Mosquitto's configuration and rules for all nodes and controllers that have certificates.
+    """Write the configuration and access rules of Mosquitto for all nodes and controllers that have certificates.
 
-    After a node was added the broker has to be restarted: it reads what agents may subscribe to when it starts.
+    Restart the broker after a node was added: it reads the subscription rules of agents only at its start.
     """

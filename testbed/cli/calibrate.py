@@ -15,26 +15,38 @@ from testbed.cli.deferred import deferred
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("calibration.toml"),
-    help="What was found; the trials go to a folder beside it, of the same name without its ending.",
+    help="File of the result; the trials go to the folder of the same name without the suffix.",
 )
 @click.option("--quick", is_flag=True, help="Few conditions, three repeats: about five minutes.")
-@click.option("--repeats", type=click.IntRange(min=2), metavar="N", help="Of each condition; 10, or 3 if quick.")
-@click.option("--experiments", metavar="NAME,…", help="Only these; see --list.")
-@click.option("--nodes", metavar="NAME,…", help="Only on these nodes of the lab.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, help="Decides the order of the trials.")
-@click.option("--report", is_flag=True, help="Draw it, too: a page beside the --out file. Needs the extra `report`.")
-@click.option("--fit-only", is_flag=True, help="No trials: fit those that are there once more.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Repeats of each condition.  [default: 10; 3 with --quick]",
+)
+@click.option("--experiments", metavar="NAME,…", help="Run only these experiments; see --list.")
+@click.option("--nodes", metavar="NAME,…", help="Use only these nodes of the lab.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, help="Seed of the order of the trials.")
+@click.option(
+    "--report", is_flag=True, help="Also write a page with figures beside the --out file. Needs the extra `report`."
+)
+@click.option("--fit-only", is_flag=True, help="Run no trial; fit the recorded trials again.")
 @click.option("--list", "list_them", is_flag=True, help="List the experiments.")
-@click.option("--dry-run", is_flag=True, help="Rehearse in virtual time with nodes that do nothing; print the plan.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON on standard output.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Dry run: simulate the plan in virtual time with nodes that do nothing, and print it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @deferred
 def calibrate() -> None:
-    """Measure on the nodes of LAB what the papers assume: what saving, restoring, migrating and capping really cost.
+    """Measure on the nodes of LAB the costs that the papers assume: of save, restore, migration and CPU caps.
 
-    LAB is a scenario file, or the name of a packaged one, of which only the lab counts; without it, two nodes of
-    processes on this machine. Trials are done in random order, each with fresh guests, and journalled as they end:
-    called again after Ctrl-C, the command goes on. Exit code 0: all trials were done; 1: some failed; 2: something in
-    the input is wrong; 130: interrupted.
+    LAB is a scenario file, or the name of a packaged scenario, of which only the lab is used. Without LAB, the lab is
+    two nodes of processes on this machine. Trials run in random order, each with new guests, and are recorded as they
+    end: started again after Ctrl-C, the command continues.
+
+    Exit code 0: all trials were completed; 1: some failed; 2: the input is wrong; 130: interrupted.
 
     \b
     Examples:

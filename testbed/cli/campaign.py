@@ -1,4 +1,4 @@
-"""`testbed campaign`: traces x loads x policies as a sweep on disk."""
+"""`testbed campaign`: a sweep of traces x loads x policies that is recorded on disk."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ import click
 from testbed.cli.deferred import deferred
 
 
-@click.command(short_help="Simulate many traces under many policies, resumably, and draw tables and figures.")
+@click.command(short_help="Simulate many traces under many policies; write tables and figures.")
 @click.argument("file", metavar="FILE", required=False)
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: campaigns/NAME]")
 @click.option(
-    "--jobs", "processes", type=click.IntRange(min=1), help="Processes on this machine.  [default: all cores]"
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the campaign.  [default: campaigns/NAME]"
 )
-@click.option("--scheduler", metavar="tcp://HOST:PORT", help="Do the work on the Dask cluster of this scheduler.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N seeds, weeks, files of each set."
+    "--jobs", "processes", type=click.IntRange(min=1), help="Number of processes on this machine.  [default: all cores]"
 )
-@click.option("--retry-failed", is_flag=True, help="Do again what failed before.")
-@click.option("--any-code", is_flag=True, help="Keep results of other versions of the simulator, too.")
-@click.option("--report-only", is_flag=True, help="Simulate nothing: write results, tables and figures anew.")
+@click.option("--scheduler", metavar="tcp://HOST:PORT", help="Simulate on the Dask cluster of this scheduler.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Use only the first N seeds, weeks or files of each set."
+)
+@click.option("--retry-failed", is_flag=True, help="Repeat the simulations that failed.")
+@click.option("--any-code", is_flag=True, help="Also keep the results of other versions of the simulator.")
+@click.option("--report-only", is_flag=True, help="Simulate nothing; write results, tables and figures again.")
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What `testbed calibrate` measured, for campaigns that ask for it.  [default: $TESTBED_CALIBRATION]",
+    help="Result of `testbed calibrate`, for campaigns that need it.  [default: $TESTBED_CALIBRATION]",
 )
 @click.option("--list", "list_ready", is_flag=True, help="List the packaged campaigns.")
 @deferred
 def campaign() -> None:
     """Simulate every trace of campaign FILE (a path, or the name of a packaged one) under every policy.
 
-    The sweep is on disk, in DIR: kill the command at any time and start it again, and it goes on from there. What is
-    done already, for this FILE or as it was before, is not done again; what failed is kept with its error. When all is
-    done, and when interrupted, DIR has results.parquet, results.csv, tables/ and figures/.
+    The campaign is recorded in DIR: the command can be killed at any time and started again, and continues. A completed
+    simulation is not repeated, also after a change of FILE; a failed simulation is recorded with its error. At the end,
+    also after an interruption, DIR has results.parquet, results.csv, tables/ and figures/.
 
-    Exit code 0: all done; 1: something failed; 2: something in the input is wrong; 130: interrupted.
+    Exit code 0: all simulations were completed; 1: some failed; 2: the input is wrong; 130: interrupted.
 
     \b
     Examples:

@@ -17,7 +17,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     required=True,
     type=_FILE,
     metavar="LAB",
-    help="A scenario file, or a packaged name; a box must be up.",
+    help="Scenario file, or name of a packaged scenario; a lab in a box must be up.",
 )
 @click.option("--nodes", default="", metavar="A,B", help="Check only these nodes.  [default: all]")
 @click.option(
@@ -25,40 +25,40 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "keyword",
     default="",
     metavar="WORDS",
-    help="Only checks whose names match, as of pytest: -k 'caps or image'.",
+    help="Run only checks whose names match, as for pytest: -k 'caps or image'.",
 )
 @click.option(
-    "--calibration", type=_FILE, metavar="FILE", help="What `testbed calibrate` wrote, for checks that ask for it."
+    "--calibration", type=_FILE, metavar="FILE", help="Result of `testbed calibrate`, for checks that need it."
 )
 @click.option(
     "--references",
     type=_FILE,
     metavar="FILE",
-    help="Expected figures, by machine.  [default: references.toml beside LAB; of a name, in the current folder]",
+    help="Expected figures by machine.  [default: references.toml beside LAB; here, for a packaged LAB]",
 )
-@click.option("--update-references", is_flag=True, help="Write what is measured as the references of this machine.")
+@click.option("--update-references", is_flag=True, help="Write the measured figures as the references of this machine.")
 @click.option(
     "--fresh-guests",
     type=click.IntRange(min=5),
     default=5,
     metavar="N",
-    help="Fresh guests that a figure is measured with.",
+    help="Number of new guests that each figure is measured with.",
 )
 @click.option(
     "--junit", type=_FILE, metavar="FILE", help="Write JUnit XML, with machine, versions, commit and figures."
 )
 @click.option("--list", "list_only", is_flag=True, help="List the checks; open no lab.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; pytest's own lines go to standard error.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the output of pytest goes to standard error.")
 @click.argument("checks", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @deferred
 def check() -> None:
-    """Check the hypervisors of a lab: with the packaged checks, or with the CHECKS (files, folders) that are given.
+    """Check the hypervisors of a lab with the packaged checks, or with the given CHECKS (files or folders).
 
-    A figure that is worse than its reference fails a check only if the interval of its median is, and that of a second
-    run, too; else it is told as UNCONFIRMED. A machine without references is measured, and nothing is judged.
+    A figure that is worse than its reference fails a check only if the confidence interval of its median is worse too,
+    in this run and in a second run; else it is reported as UNCONFIRMED. On a machine without references the figures are
+    measured, and no figure is judged.
 
-    Exit code 0: nothing failed; 1: a check failed; 2: something in the input is wrong, or no check was chosen; 130:
-    interrupted.
+    Exit code 0: no check failed; 1: a check failed; 2: the input is wrong, or no check was selected; 130: interrupted.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`testbed control`, `testbed node drain` and `testbed node return`: orders to a run that goes on."""
+"""`testbed control`, `testbed node drain` and `testbed node return`: orders to an active run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from testbed.control.order_messages import MOST_WAIT_S
 
 _WAIT = click.option(
     "--wait-s", type=click.FloatRange(0.0, MOST_WAIT_S), default=600.0, metavar="S",
-    help="How long the effect is waited for; the order stays in force after that.",
+    help="How long to wait for the effect; the order stays in force afterwards.",
 )  # fmt: skip
 _RUNS = click.option(
     "--runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="DIR",
-    help="Where run directories are, if none is named.",
+    help="Folder of run directories, if none is named.",
 )  # fmt: skip
 _RUN = click.option(
-    "--run", type=click.Path(path_type=Path), metavar="RUN", help="The run.  [default: the newest that goes on]"
+    "--run", type=click.Path(path_type=Path), metavar="RUN", help="The run.  [default: the newest active run]"
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON on standard output.")
 
@@ -37,15 +37,14 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer a
 @_JSON
 @deferred
 def control() -> None:
-    """Give an order to the run in the directory RUN, by default to the newest one in DIR that goes on.
+    """Give an order to the run in directory RUN, by default to the newest active run in DIR.
 
-    pause: trace time stands still, and all running jobs are saved. continue: they are restored, then trace time goes
-    on. stop: running jobs are saved, the results of what was measured are written, and `testbed run` ends with exit
-    code 1. close: a served lab takes no more jobs, and ends when those that it has are done. A pause is no
-    rescheduling, and reported apart.
+    pause: trace time stops, and all running jobs are saved. continue: the jobs are restored, then trace time continues.
+    stop: running jobs are saved, results so far are written, and `testbed run` ends with exit code 1. close: a served
+    lab accepts no more jobs, and ends after the last one. A pause is no rescheduling, and is reported apart.
 
-    The command answers when the effect is there; repeated orders change nothing. Exit code 0: the effect is there; 1:
-    it is not, and why, or the run is over, or its controller is gone; 2: something in the input is wrong.
+    The command waits for the effect; repeated orders change nothing. Exit code 0: the order took effect; 1: it did not,
+    the run has ended, or its controller is gone; 2: the input is wrong.
     """
 
 
@@ -61,20 +60,20 @@ def _of_node(order: str, short: str) -> Callable[[Callable[..., object]], click.
     return declare
 
 
-@_of_node("drain", "Keep guests off a node of a run that goes on.")
+@_of_node("drain", "Keep guests off a node of an active run.")
 @deferred
 def drain() -> None:
-    """Keep guests off NODE in a run that goes on; jobs there are moved or saved as the policy decides.
+    """Keep guests off NODE in an active run; the policy decides whether jobs on the node are moved or saved.
 
-    Jobs that fit on no other nodes wait until it is returned. The command answers when the node holds no guest. Exit
-    code 0: so it is; 1: it is not, and why, or the run is over, or its controller is gone; 2: the input is wrong.
+    Jobs that fit on no other nodes wait until the node is returned. The command waits until the node has no guests.
+    Exit code 0: it has none; 1: it has some, the run has ended, or its controller is gone; 2: the input is wrong.
     """
 
 
-@_of_node("return", "Give a drained node back to a run that goes on.")
+@_of_node("return", "Return a drained node to an active run.")
 @deferred
 def return_() -> None:
-    """Give a drained NODE back to a run that goes on: the policy may place jobs there again.
+    """Return a drained NODE to an active run: the policy may place jobs on it again.
 
-    Exit code 0: so it is; 1: the run is over, or its controller is gone; 2: the input is wrong.
+    Exit code 0: the node was returned; 1: the run has ended, or its controller is gone; 2: the input is wrong.
     """

@@ -1,4 +1,4 @@
-"""`testbed dashboard`: a run live in the browser."""
+"""`testbed dashboard`: a run in the browser while it lasts."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ import click
 from testbed.cli.deferred import deferred
 
 
-@click.command(short_help="Show a run live in the browser.")
+@click.command(short_help="Show a run in the browser while it lasts.")
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--runs", metavar="DIR", type=click.Path(path_type=Path), help="Follow the newest in here.  [default: runs]"
+    "--runs", metavar="DIR", type=click.Path(path_type=Path), help="Follow the newest run in DIR.  [default: runs]"
 )
-@click.option("--host", default="127.0.0.1", help="Where to listen; others than this machine's own need a token.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8765, help="0 picks a free one.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; other than loopback it needs --token-file.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, help="Port to listen on; 0 chooses a free port.")
 @click.option(
-    "--token-file", metavar="F", type=click.Path(path_type=Path), help="Ask for the token in F; made if F is not there."
+    "--token-file",
+    metavar="F",
+    type=click.Path(path_type=Path),
+    help="Require the token in file F, which is created if missing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 @deferred
 def dashboard() -> None:
-    """Serve a page that shows a run live: jobs, Gantt chart, nodes, operations, reschedulings.
+    """Serve a page that shows a run while it lasts: jobs, Gantt chart, nodes, operations, reschedulings.
 
-    It follows run directory RUN, or the newest in DIR, going over to the next when that begins. It is a process of its
-    own: start and end it when you like, before, during or after a run; an open page reconnects by itself.
+    The page follows the run directory RUN, or else the newest run in DIR, and changes to the next run when one begins.
+    The dashboard is a separate process: start and stop it before, during or after a run. An open page reconnects by
+    itself.
 
-    Exit code 2: something in the input is wrong, or the port is in use; 130: ended by Ctrl-C or SIGTERM.
+    Exit code 2: the input is wrong, or the port is in use; 130: ended by Ctrl-C or SIGTERM.
 
     \b
     Examples:

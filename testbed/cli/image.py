@@ -9,14 +9,16 @@ import click
 from testbed.cli.deferred import deferred
 
 _CACHE = click.option(
-    "--cache", type=click.Path(file_okay=False, path_type=Path), help="Folder of images.  [default: by user]"
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of images.  [default: depends on the user]",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
 def image() -> None:
-    """Build the guest image of virtual machines, or show the one that there is."""
+    """Build or show the guest image of virtual machines."""
 
 
 @image.command(epilog="\b\nExample:\n  testbed image build")
@@ -24,7 +26,7 @@ def image() -> None:
 @_JSON
 @deferred
 def build() -> None:
-    """Build the image from this system's packages, compiler and MPICH, unless it is there already."""
+    """Build the image from the packages, compiler and MPICH of this system, unless it exists."""
 
 
 @image.command(epilog="\b\nExample:\n  testbed image show --json")

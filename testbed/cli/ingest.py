@@ -1,4 +1,4 @@
-"""`testbed ingest`: points of run directories into InfluxDB."""
+"""`testbed ingest`: send the points of run directories to InfluxDB."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import click
 from testbed.cli.deferred import deferred
 
 
-@click.command(short_help="Ship the points of runs to InfluxDB, resumably.")
+@click.command(short_help="Send the points of runs to InfluxDB; can be resumed.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--url", metavar="URL", help="[default: INFLUXDB_V2_URL, else what the scenario of the run says]")
-@click.option("--org", metavar="NAME", help="[default: INFLUXDB_V2_ORG, else what the scenario of the run says]")
-@click.option("--bucket", metavar="NAME", help="[default: what the scenario of the run says]")
-@click.option("--from-start", is_flag=True, help="Ship all points, also those that were shipped before.")
-@click.option("--gzip", is_flag=True, help="Compress what is sent: for a slow way to the server.")
+@click.option("--url", metavar="URL", help="Address of InfluxDB.  [default: INFLUXDB_V2_URL, else the scenario's]")
+@click.option("--org", metavar="NAME", help="Organization.  [default: INFLUXDB_V2_ORG, else the scenario's]")
+@click.option("--bucket", metavar="NAME", help="Bucket.  [default: the scenario's]")
+@click.option("--from-start", is_flag=True, help="Send all points, also those sent before.")
+@click.option("--gzip", is_flag=True, help="Compress requests, for a slow network.")
 @click.option(
     "--patience-s",
     type=click.FloatRange(min=0),
     default=60.0,
     metavar="S",
-    help="Give up when the server acknowledged nothing for so long.",
+    help="Timeout in seconds without an acknowledgement of the server.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON on standard output.")
 @deferred
 def ingest() -> None:
-    """Ship the points of run directories that the database does not have yet.
+    """Send the points of run directories that are not in the database yet.
 
-    A run whose scenario has a table [influx] ships its points while it lasts; this ships what was left, or rebuilds the
-    database. How far a run is shipped is kept in its directory: stop the command at any time, even kill it, and start
-    it again. To ship a point twice changes nothing. The run may still be going on. Points that the server refuses are
-    kept in RUN/refused.lp, with the reason. The token is taken from INFLUXDB_V2_TOKEN.
+    A run whose scenario has a table [influx] sends its points while it lasts; this command sends the rest, or rebuilds
+    the database. The progress is recorded in the run directory: the command can be stopped or killed at any time, and
+    started again. A point that is sent twice changes nothing. The run may still be in progress. Points that the server
+    refuses are kept in RUN/refused.lp with the reason. The token is read from INFLUXDB_V2_TOKEN.
 
-    Exit code 0: all points are shipped; 1: the server refused some, or was away; 2: something in the input is wrong,
-    or the server knows no such bucket or token; 130: interrupted.
+    Exit code 0: all points were sent; 1: the server refused points, or did not answer; 2: the input is wrong, or the
+    server does not know the bucket or the token; 130: interrupted.
 
     \b
     Examples:

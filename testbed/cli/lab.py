@@ -1,4 +1,4 @@
-"""`testbed lab`: the lab in a box."""
+"""`testbed lab`: a lab in a box, several nodes on one machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.cli.lease import take, who
 
 @click.group()
 def lab() -> None:
-    """Make several independent nodes on this machine: each its own libvirtd, network, capacity and agent. Needs root.
+    """Create a lab in a box: nodes on this machine, each with its libvirtd, network, capacity and agent. Needs root.
 
     \b
     Example:
@@ -28,11 +28,13 @@ def lab() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the lab as JSON on standard output.")
 @deferred
 def up() -> None:
-    """Make the lab of SCENARIO, which has a [box] table; make again what has died of it if it is there.
+    """Create the lab of SCENARIO, which has a table [box]; in an existing lab, create its missing parts again.
 
-    SCENARIO is a path, or the name of a packaged scenario (`testbed run --list`), such as kvm-two-nodes.
-    A lab that cannot be made whole is removed again. Exit code 0: everything is there, every libvirtd answers, every
-    agent is online; 1: not so; 2: something in the input is wrong, or not root; 130: interrupted.
+    SCENARIO is a path, or the name of a packaged scenario (`testbed scenarios list`), such as kvm-two-nodes. A lab that
+    cannot be completed is removed.
+
+    Exit code 0: all parts exist, every libvirtd answers, every agent is online; 1: a part failed; 2: the input is
+    wrong, or the user is not root; 130: interrupted.
     """
 
 
@@ -41,10 +43,10 @@ def up() -> None:
 @click.option("--dry-run", is_flag=True, help="List what would be removed.")
 @deferred
 def down() -> None:
-    """Remove a lab with everything in it, saved guests included: by name, by scenario (file or name), or the only one.
+    """Remove a lab with everything in it, saved guests included: by name, by scenario (file or name), or the only lab.
 
-    It finds what carries the lab's name, also of a lab that was made half or whose state is lost. Exit code 1 if
-    something is left.
+    The command finds all objects that carry the name of the lab, also of a lab that is incomplete or whose record is
+    lost. Exit code 1: something is left.
     """
 
 
@@ -53,7 +55,7 @@ def down() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @deferred
 def status() -> None:
-    """Show the lab NAME, or all on this machine. Exit code 1 if a part of one is missing, or there is none of NAME."""
+    """Show the lab NAME, or all labs on this machine. Exit code 1: a part is missing, or there is no lab NAME."""
 
 
 lab.add_command(who)

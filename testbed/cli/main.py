@@ -11,43 +11,56 @@ import click
 from testbed import __version__
 from testbed.errors import TestbedError, nearest, printable_lines
 
-_COMMANDS = {
-    "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
-    "resume": ("testbed.cli.resume", "Go on with a run whose controller was lost."),
-    "serve": ("testbed.cli.serve", "Serve a lab: its users give it jobs while it goes on."),
-    "qsub": ("testbed.cli.queue", "Give a job to a served lab."),
-    "qstat": ("testbed.cli.queue", "Show the jobs of a served lab."),
-    "qdel": ("testbed.cli.queue", "End a job of a served lab."),
-    "control": ("testbed.cli.control", "Pause, continue or stop a run from another terminal."),
-    "report": ("testbed.cli.report", "Print the tables of runs, and write a page of figures."),
-    "runs": ("testbed.cli.runs", "List, describe, compare and remove runs."),
-    "why": ("testbed.cli.why", "Say what happened to one job of a run, and why."),
-    "dashboard": ("testbed.cli.dashboard", "Show a run live in a browser."),
-    "query": ("testbed.cli.query", "Ask a run's measurements in SQL."),
-    "ingest": ("testbed.cli.ingest", "Write a run's measurements to InfluxDB."),
-    "schema": ("testbed.cli.schema", "List every measurement, with units."),
-    "replay-decisions": ("testbed.cli.replay_decisions", "Make recorded decisions again and compare them bit for bit."),
-    "calibrate": ("testbed.cli.calibrate", "Measure what saving, restoring, migrating and capping really cost."),
-    "compare": ("testbed.cli.compare", "Set live runs beside their simulation: equal, different, or not shown."),
-    "check": ("testbed.cli.check", "Check the hypervisors of a lab, and judge figures by references."),
-    "lab": ("testbed.cli.lab", "Make several independent nodes on this machine."),
-    "nodes": ("testbed.cli.nodes", "List the nodes of a lab."),
-    "doctor": ("testbed.cli.doctor", "Say what is wrong with this machine, and how to mend it."),
-    "ca": ("testbed.cli.ca", "Make the certificates of a lab of several machines."),
-    "node": ("testbed.cli.node", "Look after the machines of a lab over ssh."),
-    "services": ("testbed.cli.services", "Run broker, InfluxDB and Grafana as containers."),
-    "cleanup": ("testbed.cli.cleanup", "Remove what dead runs and killed agents left."),
-    "scenarios": ("testbed.cli.scenarios", "List and copy packaged scenarios; reference of scenario files."),
-    "init": ("testbed.cli.init", "Write a new scenario file."),
-    "validate": ("testbed.cli.validate", "Check a scenario file: all errors, each with its line."),
-    "policies": ("testbed.cli.policies", "List scheduling policies and how their names are made."),
-    "image": ("testbed.cli.image", "Build or show the guest image of virtual machines."),
-    "simulate": ("testbed.cli.simulate", "Replay a trace in virtual time under policies, and compare them."),
-    "campaign": ("testbed.cli.campaign", "Simulate many traces under many policies; draw tables and figures."),
-    "place": ("testbed.cli.place", "Place services once, for the highest minimum yield."),
-    "trace": ("testbed.cli.trace", "Look at, cut, convert and make traces."),
-    "bound": ("testbed.cli.bound", "Bound the maximum stretch of a trace from below."),
-}  # fmt: skip
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Scenarios": {
+        "init": ("testbed.cli.init", "Write a new scenario file."),
+        "validate": ("testbed.cli.validate", "Check a scenario file: all errors, each with its line."),
+        "scenarios": ("testbed.cli.scenarios", "List and copy packaged scenarios; reference of scenario files."),
+        "policies": ("testbed.cli.policies", "List scheduling policies and the grammar of their names."),
+    },
+    "Live runs": {
+        "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
+        "resume": ("testbed.cli.resume", "Continue a run whose controller was lost."),
+        "control": ("testbed.cli.control", "Pause, continue or stop a run from another terminal."),
+        "serve": ("testbed.cli.serve", "Serve a lab: users submit jobs to it."),
+        "qsub": ("testbed.cli.queue", "Submit a job to a served lab."),
+        "qstat": ("testbed.cli.queue", "Show the jobs of a served lab."),
+        "qdel": ("testbed.cli.queue", "End a job of a served lab."),
+    },
+    "Results": {
+        "runs": ("testbed.cli.runs", "List, describe, compare and remove runs."),
+        "report": ("testbed.cli.report", "Print the tables of runs, and write a page of figures."),
+        "why": ("testbed.cli.why", "Explain what happened to one job of a run."),
+        "dashboard": ("testbed.cli.dashboard", "Show a run live in a browser."),
+        "query": ("testbed.cli.query", "Query a run's measurements in SQL."),
+        "schema": ("testbed.cli.schema", "List every measurement, with units."),
+        "ingest": ("testbed.cli.ingest", "Write a run's measurements to InfluxDB."),
+        "replay-decisions": ("testbed.cli.replay_decisions", "Repeat recorded decisions, and compare them bit by bit."),
+    },
+    "Judging a lab": {
+        "calibrate": ("testbed.cli.calibrate", "Measure the costs of saves, restores, migrations and caps."),
+        "compare": ("testbed.cli.compare", "Compare live runs with their simulation: equal, different, or not shown."),
+        "check": ("testbed.cli.check", "Check the hypervisors of a lab, and compare figures with references."),
+        "doctor": ("testbed.cli.doctor", "Find problems of this machine or of a lab, and their fixes."),
+    },
+    "Simulation": {
+        "simulate": ("testbed.cli.simulate", "Replay a trace in virtual time under policies, and compare them."),
+        "campaign": ("testbed.cli.campaign", "Simulate many traces under many policies, or repeat live runs."),
+        "place": ("testbed.cli.place", "Place services once, for the highest minimum yield."),
+        "trace": ("testbed.cli.trace", "Inspect, cut, convert and generate traces."),
+        "bound": ("testbed.cli.bound", "Compute a lower bound of the maximum stretch of a trace."),
+    },
+    "Labs and machines": {
+        "lab": ("testbed.cli.lab", "Create several independent nodes on this machine."),
+        "image": ("testbed.cli.image", "Build or show the guest image of virtual machines."),
+        "nodes": ("testbed.cli.nodes", "List the nodes of a lab."),
+        "node": ("testbed.cli.node", "Manage the machines of a lab over ssh."),
+        "ca": ("testbed.cli.ca", "Create the certificates of a lab of several machines."),
+        "services": ("testbed.cli.services", "Run broker, InfluxDB and Grafana as containers."),
+        "cleanup": ("testbed.cli.cleanup", "Remove what dead runs and killed agents left."),
+    },
+}
+_COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
 
 
 class _LazyGroup(click.Group):
@@ -74,8 +87,10 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        widest = max(map(len, _COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), text) for name, (_, text) in group.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

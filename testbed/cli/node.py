@@ -11,7 +11,7 @@ from testbed.cli.deferred import deferred
 
 _FILE = click.option(
     "--hosts", "path", type=click.Path(path_type=Path, dir_okay=False), default=Path("hosts.toml"),
-    help="The lab's machines; `testbed node add` writes it.",
+    help="File of the lab's machines; `testbed node add` writes it.",
 )  # fmt: skip
 _NAMES = click.argument("names", nargs=-1, metavar="[NODE]…")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -19,11 +19,12 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stan
 
 @click.group()
 def node() -> None:
-    """Look after the machines of a lab over ssh: without NODE on all of them at once. Needs the extra `remote`.
+    """Manage the machines of a lab over ssh; without NODE, all machines at the same time. Needs the extra `remote`.
 
-    drain and return are orders to a run that goes on, on this machine, and need no extra.
+    drain and return are orders to a run in progress on this machine; they do not need the extra.
 
-    A machine's key must be known to ssh, and we log in with a key or an agent of ssh: nothing is asked for.
+    The host key of each machine must be known to ssh, and the login uses a key or an agent of ssh: no command asks for
+    a password.
 
     \b
     Examples:
@@ -45,31 +46,59 @@ node.add_command(return_)
 @click.argument("name")
 @click.argument("target", metavar="USER@HOST")
 @_FILE
-@click.option("--lab", default=None, help="Name of the lab; needed for its first machine.")
-@click.option("--broker", default=None, help="Where the broker lets agents in; needed for the first machine.")
-@click.option("--port", type=click.IntRange(1, 65535), default=22, help="Of its sshd.")
-@click.option("--address", default=None, help="Address at which other nodes reach it.  [default: that of ssh]")
+@click.option("--lab", default=None, help="Name of the lab; required for its first machine.")
+@click.option(
+    "--broker", default=None, help="Address of the broker's listener for agents; required for the first machine."
+)
+@click.option("--port", type=click.IntRange(1, 65535), default=22, help="Port of its sshd.")
+@click.option(
+    "--address", default=None, help="Address at which other nodes reach the machine.  [default: the address of ssh]"
+)
 @click.option("--cpus", type=float, required=True, help="CPU budget of the node, in cores.")
 @click.option("--memory-mib", type=int, required=True, help="Memory budget of the node, in MiB.")
 @click.option(
-    "--image-budget-mib", type=click.IntRange(min=0), default=0, help="Room of all images there; 0: the disk's."
+    "--image-budget-mib",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Disk space of all images there; 0: the whole disk.",
 )
-@click.option("--driver", default="process", help="What guests are: process, libvirt, docker or a plug-in.")
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Of the driver, such as bridge=dfrs0.")
+@click.option("--driver", default="process", help="Driver of the guests: process, libvirt, docker or a plug-in.")
 @click.option(
-    "--agent-memory-mib", type=click.IntRange(min=0), default=512, help="Most memory of the agent itself; 0: no bound."
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Option of the driver, such as bridge=dfrs0; may be repeated.",
 )
-@click.option("--home", default="/opt/dfrs-testbed", help="Folder of the agent there.")
-@click.option("--service", type=click.Choice(["systemd", "script"]), default="systemd", help="What keeps it running.")
-@click.option("--package", required=True, help="The wheel that is installed there, as you have built it here.")
-@click.option("--certificates", type=click.Path(path_type=Path), default=None, help="Folder of `testbed ca`.")
 @click.option(
-    "--known-hosts", type=click.Path(path_type=Path), default=None, help="Keys of machines, if not ssh's own."
+    "--agent-memory-mib",
+    type=click.IntRange(min=0),
+    default=512,
+    help="Memory limit of the agent without its guests; 0: none.",
 )
-@click.option("--identity", type=click.Path(path_type=Path), default=None, help="Our key, if not one of ssh's own.")
+@click.option("--home", default="/opt/dfrs-testbed", help="Folder of the agent on the machine.")
+@click.option(
+    "--service",
+    type=click.Choice(["systemd", "script"]),
+    default="systemd",
+    help="Service manager that keeps the agent running.",
+)
+@click.option("--package", required=True, help="Wheel of this package to install there.")
+@click.option(
+    "--certificates",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Folder of `testbed ca` with the certificates.",
+)
+@click.option(
+    "--known-hosts", type=click.Path(path_type=Path), default=None, help="File of host keys.  [default: that of ssh]"
+)
+@click.option(
+    "--identity", type=click.Path(path_type=Path), default=None, help="File of the private key.  [default: that of ssh]"
+)
 @deferred
 def add() -> None:
-    """Install and start an agent on a machine, and enter it in the file; again it is brought up to date."""
+    """Install and start an agent on a machine, and enter the machine in the file; repeated, the agent is updated."""
 
 
 @node.command()
@@ -77,9 +106,9 @@ def add() -> None:
 @_FILE
 @deferred
 def unit() -> None:
-    """Print the unit of systemd that `testbed node add` and the Ansible role write for a machine of the file.
+    """Print the systemd unit that `testbed node add` and the Ansible role write for a machine of the file.
 
-    A file called - is standard input.
+    --hosts - reads the file from standard input.
     """
 
 
@@ -90,18 +119,18 @@ def unit() -> None:
 def extra() -> None:
     """Print the extra of this package that the driver of a machine of the file needs, or an empty line.
 
-    A file called - is standard input.
+    --hosts - reads the file from standard input.
     """
 
 
 @node.command()
 @_NAMES
 @_FILE
-@click.option("--lines", type=click.IntRange(1, 100_000), default=50, help="The last so many of each.")
+@click.option("--lines", type=click.IntRange(1, 100_000), default=50, help="Number of last lines of each agent.")
 @_JSON
 @deferred
 def logs() -> None:
-    """Show what agents wrote."""
+    """Show the last lines of the logs of agents."""
 
 
 @node.command()
@@ -119,14 +148,16 @@ def restart() -> None:
 @_JSON
 @deferred
 def exec_check() -> None:
-    """Have each machine examined by `testbed doctor`. Exit code 1 if one has a warning or cannot be reached."""
+    """Run `testbed doctor` on each machine. Exit code 1: a machine has a warning or cannot be reached."""
 
 
 @node.command("push-image")
 @_NAMES
 @_FILE
-@click.option("--folder", type=click.Path(path_type=Path), default=None, help="The image.  [default: the current one]")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=None, help="Folder of the image.  [default: the current image]"
+)
 @_JSON
 @deferred
 def push_image() -> None:
-    """Copy the guest image of this machine to others, so that all boot the same."""
+    """Copy the guest image of this machine to the other machines, so that all guests boot the same image."""

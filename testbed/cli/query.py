@@ -9,9 +9,9 @@ import click
 from testbed.cli.deferred import deferred
 
 
-@click.command(short_help="Ask a run directory by SQL; print ready Flux queries.")
+@click.command(short_help="Query run directories with SQL; print Flux queries.")
 @click.argument("words", metavar='RUN... "SQL"', nargs=-1)
-@click.option("--tables", "list_tables", is_flag=True, help="List tables and columns with unit and meaning.")
+@click.option("--tables", "list_tables", is_flag=True, help="List tables and columns with units and meanings.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of rows.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE.parquet, .csv or .json.")
@@ -20,14 +20,15 @@ from testbed.cli.deferred import deferred
     metavar="[NAME]",
     is_flag=False,
     flag_value="",
-    help="List the ready Flux queries for InfluxDB 2, or print one of them, of RUN if one is given.",
+    help="List the packaged Flux queries for InfluxDB 2, or print the query NAME, for RUN if given.",
 )
 @click.option("--bucket", default="testbed", show_default=True, help="Bucket of the Flux query.")
 @deferred
 def query() -> None:
-    """Ask one or more run directories by SQL; no database is needed, and a run may still be going on.
+    """Query one or more run directories with SQL. No database is needed, and a run may still be in progress.
 
-    There is a table for each measurement, jobs (of jobs.csv) and events (the journal); the column run tells runs apart.
+    Each measurement is a table; the tables jobs (from jobs.csv) and events (the journal) come beside them. The column
+    run names the run of a row.
 
     \b
     Examples:

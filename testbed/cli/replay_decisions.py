@@ -14,9 +14,9 @@ from testbed.cli.deferred import deferred
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @deferred
 def replay_decisions() -> None:
-    """Make every decision that RUN recorded again, with the policy code that is installed now, and compare bit for bit.
+    """Repeat every decision that RUN recorded with the installed policy code, and compare bit for bit.
 
-    Exit code 0: all are the same; 1: some differ.
+    Exit code 0: all decisions are the same; 1: some differ.
 
     \b
     Example:

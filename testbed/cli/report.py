@@ -28,18 +28,35 @@ def _formats(_context: click.Context, parameter: click.Parameter, value: str) ->
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as JSON.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The page.  [default: RUN/report.html]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="File of the page.  [default: RUN/report.html]"
+)
 @click.option("--no-html", is_flag=True, help="Print only; write no page.")
-@click.option("--figures", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Write every figure there.")
-@click.option("--format", "formats", default="svg", callback=_formats, metavar="LIST", help="Of them: svg, pdf, png.")
-@click.option("--against", type=click.Path(path_type=Path), metavar="RUN", help="Another run, set against this one.")
-@click.option("--simulate", is_flag=True, help="Simulate the jobs of the run, and set that against it.")
-@click.option("--overheads", metavar="MODEL", help="Overheads of --simulate, as of testbed simulate.")
+@click.option(
+    "--figures",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also write every figure to a file in DIR.",
+)
+@click.option(
+    "--format",
+    "formats",
+    default="svg",
+    callback=_formats,
+    metavar="LIST",
+    help="File formats of the figures: svg, pdf, png.",
+)
+@click.option(
+    "--against", type=click.Path(path_type=Path), metavar="RUN", help="Also compare this run with another run."
+)
+@click.option("--simulate", is_flag=True, help="Also simulate the jobs of the run and compare.")
+@click.option("--overheads", metavar="MODEL", help="Overhead model of --simulate, as for testbed simulate.")
 @deferred
 def report() -> None:
     """Print the tables of one or more run directories, and write a page with figures in one HTML file.
 
-    One run's page goes to RUN/report.html, unless --out says otherwise. Several runs are set side by side, repeats of
-    the same scenario, policy and seed give the noise band, and the page is written where --out says. A run that was
-    interrupted or whose controller was killed is reported as far as it went.
+    The page of one run goes to RUN/report.html, unless --out names another file. Several runs are shown side by side:
+    repeats of the same scenario, policy and seed give the noise band, and --out names the page. The report of a run
+    that was interrupted, or whose controller was killed, covers the part that was recorded.
     """

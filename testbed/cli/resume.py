@@ -10,7 +10,7 @@ from testbed.cli.deferred import deferred
 
 
 @click.command(
-    short_help="Go on with a run whose controller was lost.",
+    short_help="Continue a run whose controller was lost.",
     epilog="\b\nExamples:\n"
     "  testbed resume runs/2026-11-20T10-31-07-hpc2n-hour\n"
     "  testbed resume runs/2026-11-20T10-31-07-hpc2n-hour --json",
@@ -19,14 +19,14 @@ from testbed.cli.deferred import deferred
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
 @deferred
 def resume() -> None:
-    """Go on with the run in directory RUN, whose controller was killed or whose machine restarted.
+    """Continue the run in directory RUN after its controller was killed or its machine restarted.
 
-    The journal says what the lost controller had ordered; every node is asked what is really there. Guests that went on
-    are taken over, operations that were under way are carried on, and trace time goes on where it stood. The time
-    without a controller is in the result, and in no penalty. Guests outlive their controller if the scenario says
-    `on_controller_loss = "keep"`, the default of runs of more than ten minutes; else jobs whose guests are gone fail,
-    or start again if the scenario says so.
+    The journal has the commands of the lost controller, and each node reports its present guests. The new controller
+    takes over running guests, continues operations in progress, and continues trace time where it stopped. The time
+    without a controller is reported apart, and is part of no penalty. Guests outlive their controller with
+    `on_controller_loss = "keep"`, the default of runs of more than ten minutes. Jobs whose guests are gone fail, or
+    restart if the scenario says so.
 
-    Exit code 0: every job ended well; 1: a job or the run failed; 2: the run is over, is driven by another controller,
-    or cannot be resumed; 130: interrupted (what was measured is kept).
+    Exit code 0: every job succeeded; 1: a job or the run failed; 2: the run has ended, another controller drives it,
+    or it cannot be resumed; 130: interrupted (results so far are kept).
     """

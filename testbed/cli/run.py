@@ -19,11 +19,9 @@ from testbed.cli.deferred import deferred
     help="Policy instead of the scenario's; several run one after the other.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Trace file instead of the scenario's.")
+@click.option("--time-scale", type=float, metavar="X", help="Trace seconds per wall second, instead of the scenario's.")
 @click.option(
-    "--time-scale", type=float, metavar="X", help="Trace seconds in a wall second, instead of the scenario's."
-)
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run it N times, under each policy in turn."
+    "--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Runs per policy; policies alternate."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed instead of the scenario's.")
 @click.option(
@@ -31,23 +29,23 @@ from testbed.cli.deferred import deferred
     type=click.Path(path_type=Path),
     default=Path("runs"),
     show_default=True,
-    help="Where run directories go.",
+    help="Folder for run directories.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Rehearse with nodes that do nothing, in virtual time, and print the plan.",
+    help="Run in virtual time with guests that do nothing, and print the plan.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as JSON on standard output.")
 @click.option("--list", "list_packaged", is_flag=True, help="List the packaged scenarios.")
 @deferred
 def run() -> None:
-    """Replay the jobs of SCENARIO on live nodes under its policy, and measure it.
+    """Replay the jobs of SCENARIO on live nodes under its policies, and measure what that costs.
 
-    SCENARIO is a path, or the name of a packaged scenario: `testbed run --list` names them. A file wins over a name.
+    SCENARIO is a path or the name of a packaged scenario (`testbed run --list`). A file takes precedence over a name.
 
-    Exit code 0: every job ended well; 1: a job or the run failed; 2: something in the input is wrong; 130: interrupted
-    (what was measured is kept).
+    Exit code 0: every job succeeded; 1: a job or the run failed; 2: the input is wrong; 130: interrupted (results so
+    far are kept).
 
     \b
     Examples:

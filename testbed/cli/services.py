@@ -25,21 +25,33 @@ def services() -> None:
 
 @services.command()
 @_NAMES
-@click.option("--port", "ports", multiple=True, metavar="NAME=PORT", help="Where a service listens, if not as usual.")
-@click.option("--image", "images", multiple=True, metavar="NAME=IMAGE", help="An image of your own for a service.")
+@click.option(
+    "--port",
+    "ports",
+    multiple=True,
+    metavar="NAME=PORT",
+    help="Port of a service, if not the default; may be repeated.",
+)
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="NAME=IMAGE",
+    help="Container image of a service, if not the default; may be repeated.",
+)
 @_JSON
 @deferred
 def up() -> None:
-    """Start services, all or those named, and wait until they are healthy; what is there as it should be stays."""
+    """Start all or the named services and wait until they are healthy; healthy services are not restarted."""
 
 
 @services.command()
 @_NAMES
-@click.option("--volumes", is_flag=True, help="Also remove their data.")
+@click.option("--volumes", is_flag=True, help="Also remove the data of the services.")
 @_JSON
 @deferred
 def down() -> None:
-    """Stop and remove services, all or those named; their data stays."""
+    """Stop and remove all or the named services; their data is kept."""
 
 
 @services.command()
@@ -47,10 +59,10 @@ def down() -> None:
 @_JSON
 @deferred
 def status() -> None:
-    """Show services. Exit code 1 if one does not run or is not healthy."""
+    """Show the state of services. Exit code 1: a service does not run or is not healthy."""
 
 
 @services.command()
 @deferred
 def env() -> None:
-    """Print the variables by which commands find the services that are up."""
+    """Print the environment variables that tell other commands the addresses of the services."""

@@ -10,7 +10,7 @@ from testbed.cli.deferred import deferred
 
 
 @click.command(
-    short_help="Replay a trace in virtual time under policies.",
+    short_help="Simulate a trace under one or more policies.",
     epilog="\b\nExamples:\n"
     "  testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv\n"
     '  testbed simulate trace.csv --nodes 128 --policy "GreedyPM */per/OPT=MIN/MINVT=600" --policy EASY\n'
@@ -19,9 +19,16 @@ from testbed.cli.deferred import deferred
     "  testbed simulate KTH-SP2-1996.swf.gz --reading processors --nodes 100 --policy FCFS --jobs-out out",
 )
 @click.argument("trace_file", metavar="TRACE", type=click.Path(path_type=Path))
-@click.option("--nodes", type=int, required=True, help="Nodes; under the reading processors, processors.")
-@click.option("--policy", "names", metavar="NAME", multiple=True, required=True, help="Repeat it to compare policies.")
-@click.option("--period-s", type=float, default=600.0, show_default=True, help="Period of those that have one.")
+@click.option("--nodes", type=int, required=True, help="Number of nodes; with the reading processors, of processors.")
+@click.option(
+    "--policy",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    required=True,
+    help="Name of a policy; repeat the option to compare policies.",
+)
+@click.option("--period-s", type=float, default=600.0, show_default=True, help="Period of periodic policies.")
 @click.option("--penalty-s", type=float, help="Seconds without progress after a resume or migration.  [default: 300]")
 @click.option(
     "--overheads",
@@ -36,7 +43,7 @@ from testbed.cli.deferred import deferred
     type=click.Choice(["theorem1", "fluid", "none"]),
     default="theorem1",
     show_default=True,
-    help="Lower bound on the max stretch that degradation is from; fluid: without constraint (1d) of [RR].",
+    help="Lower bound on the max stretch for the degradation from bound; fluid: without constraint (1d) of [RR].",
 )
 @click.option("--tau-s", type=float, default=10.0, show_default=True, help="Threshold of the bounded stretch, seconds.")
 @click.option(
@@ -44,32 +51,42 @@ from testbed.cli.deferred import deferred
     type=float,
     help="Memory of a node in 1e9 bytes, for bandwidths and overheads.  [default: 8, as 1 TB on 128 nodes in [RR 5.2]]",
 )
-@click.option("--reading", metavar="NAME", help="How an SWF log becomes tasks, such as hpc2n; job tables take none.")
-@click.option("--week", metavar="K", type=int, help="Only the jobs with submit time // 604800 = K.")
+@click.option("--reading", metavar="NAME", help="Conversion of an SWF log to tasks, such as hpc2n; not for job tables.")
+@click.option("--week", metavar="K", type=int, help="Use only the jobs with submit time // 604800 = K.")
 @click.option(
     "--imbalance",
     type=click.Choice(["uniform", "1/i"]),
     default="uniform",
     show_default=True,
-    help="Work of the tasks of a job, for DPS/… and …/WITHIN=dps; 1/i: the i-th has a part 1/i of the first's.",
+    help="Work of the tasks of a job, for DPS/… and …/WITHIN=dps; 1/i: task i has 1/i of the work of task 1.",
 )
-@click.option("--jobs-out", metavar="DIR", type=click.Path(path_type=Path), help="Write DIR/<policy>.csv, a row a job.")
+@click.option(
+    "--jobs-out", metavar="DIR", type=click.Path(path_type=Path), help="Write DIR/<policy>.csv with one row per job."
+)
 @click.option(
     "--compile/--no-compile",
     "compile_kernels",
     default=None,
-    help="Whether kernels are compiled that never were; it takes minutes, once.  [default: if the work is done sooner]",
+    help="Whether to compile missing kernels, which takes minutes, once.  [default: if that saves time]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: policy, measure, value.")
-@click.option("--debug-invariants", is_flag=True, help="Check every decision: memory, CPU, maps, yields, ends.")
+@click.option(
+    "--debug-invariants",
+    is_flag=True,
+    help="Check the invariants of every decision: memory, CPU, mappings, yields, completions.",
+)
 @deferred
 def simulate() -> None:
-    """Replay TRACE in virtual time on identical nodes under each policy, and print what came of it.
+    """Simulate TRACE on identical nodes under each policy, and print one row of measures per policy.
 
-    Stretches are bounded (--tau-s); degradation is the max stretch over the lower bound of any schedule;
-    underutilization is CPU that was wanted and there, but not used, over the work of the trace. Preemptions and
-    migrations count jobs; for their bandwidth every task is written and read once. Rates are over the makespan, from
-    the first submission to the last completion. Overheads of a file are seconds of a lab's clock: here, at time scale
-    1, of the trace as well. Times to decide are wall time, and only there if a policy was asked;
-    kernels that are not compiled decide the same, some hundred times slower.
-    """
+    \b
+    stretch           bounded stretch, with the threshold --tau-s
+    degradation       the max stretch over the lower bound on the max stretch of any schedule
+    underutilization  CPU that was needed and available but not used, over the work of the trace
+    preemptions, migrations  number of jobs; for the bandwidth every task is written and read once
+    rates             per time between the first submission and the last completion
+    decision times    wall time; missing if the policy never decided
+
+    Overheads from a file are seconds of the lab's clock; the simulation has time scale 1, so they are seconds of the
+    trace as well. Kernels that are not compiled give the same decisions, about a hundred times slower.
+    """  # noqa: D301  # \b keeps click from wrapping the table

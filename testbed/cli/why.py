@@ -1,4 +1,4 @@
-"""`testbed why`: what happened to one job of a run, and why."""
+"""`testbed why`: the history of one job of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.cli.deferred import deferred
 
 
 @click.command(
-    short_help="Say what happened to one job of a run, and why.",
+    short_help="Explain the history of one job of a run.",
     epilog="\b\nExamples:\n"
     "  testbed why runs/2026-11-20T10-31-07-quickstart 75\n"
     "  testbed why runs/2026-11-20T10-31-07-quickstart 75 --json",
@@ -20,11 +20,12 @@ from testbed.cli.deferred import deferred
 @click.option("--json", "as_json", is_flag=True, help="Print the same facts as JSON.")
 @deferred
 def why() -> None:
-    """Tell what happened to job JOB of the run directory RUN, by the run's journal: one line per event.
+    """Print the history of job JOB from the journal of the run directory RUN, one line per event.
 
-    The first lines say how the job ended, the reason of a failure, for how long it ran, and what it waited for. Then
-    come, in their order, submission, decisions that concerned it, operations with their durations, retries, guest
-    events, and nodes that went away or came back. The run may be going on, or may have been killed.
+    The first lines give the job's end, the reason of a failure, its run time and the causes of its waiting time. Then
+    follow, in order of time, the submission, the decisions about the job, its operations with their durations, retries,
+    guest events, and nodes that were lost or came back. The run may still be in progress, or its controller may have
+    been killed.
 
-    Exit code 0 whether the job failed or not; 2 if there is no such run or job.
+    Exit code 0: the history was printed, also of a failed job; 2: no such run or job.
     """

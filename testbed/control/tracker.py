@@ -340,7 +340,8 @@ def _needed(need: NeedSample | None) -> dict[str, Value]:
     """Return the fields of what a node has found of a guest's CPU need."""
     if need is None:
         return {}
-    return {"need_cores": need.cores, "need_least_cores": need.least_cores, "need_most_cores": need.most_cores}
+    return {"need_cores": need.cores, "need_least_cores": need.least_cores, "need_most_cores": need.most_cores,
+            "need_mib": need.memory_mib}  # fmt: skip
 
 
 def _now_ns() -> int:

@@ -191,6 +191,7 @@ _ALL = (
             Field("need_cores", float, "cores", "estimated CPU need, under policies with `/NEEDS=discovered` only"),
             Field("need_least_cores", float, "cores", "lower bound of the estimated CPU need"),
             Field("need_most_cores", float, "cores", "upper bound of the estimated CPU need"),
+            Field("need_mib", float, "MiB", "largest resident memory so far: lower bound of the memory need"),
             Field("cpu_s", float, "s", "CPU time used since the guest was created"),
             Field("rss_mib", float, "MiB", "resident memory"),
             Field("read_mib", float, "MiB", "read from storage since the guest was created"),

@@ -113,7 +113,7 @@ def differences(one: Path, other: Path) -> list[tuple[str, str, str]]:
         for key in sorted(values[0].keys() | values[1].keys()):
             texts = [json.dumps(each[key]) if key in each else "" for each in values]
             if texts[0] != texts[1]:
-                found.append((f"{name.removesuffix('.json')}: {key}", *texts))
+                found.append((f"{name.removesuffix('.json')}: {key}", texts[0], texts[1]))
     return found
 
 

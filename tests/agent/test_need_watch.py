@@ -37,6 +37,7 @@ def test_a_guest_that_uses_less_than_its_cap_is_told_to_need_that_after_a_window
     assert told[:5] == [None] * 5
     assert told[5].cores == pytest.approx(0.2)
     assert told[5] == told[6]
+    assert told[5].memory_mib == 1.0
 
 
 def test_windows_begin_anew_where_the_cap_changes_and_while_the_guest_does_not_work() -> None:

@@ -17,7 +17,7 @@ LAYERS = (  # the lowest first; docs/architecture.md says what each wing is for
     {"errors"},
     {"host", "packaged", "toml_files"},
     {"bus"},
-    {"shares"},
+    {"needs", "shares"},
     {"scheduling", "node_agent"},
     {"run"},
     {"measure"},

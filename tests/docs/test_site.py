@@ -23,6 +23,15 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "scenario.html").exists()
 
 
+def test_the_page_of_commands_is_up_to_date_and_manual_pages_are_made(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "commands-page")]
+    checked = subprocess.run([*script, "--check"], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    subprocess.run([*script, "--man", str(tmp_path)], check=True)
+    assert ".SH OPTIONS" in (tmp_path / "testbed-run.1").read_text()
+    assert (tmp_path / "node-agent.1").exists()
+
+
 def test_the_index_links_to_every_page() -> None:
     linked = set(re.findall(r"\]\(([a-z0-9-]+\.md)\)", (DOCS / "index.md").read_text()))
     pages = {path.name for path in DOCS.glob("*.md")} - {"index.md"}

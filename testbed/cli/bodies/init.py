@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import psutil
@@ -15,6 +16,7 @@ from testbed.scenario.validation import validate
 from testbed.scheduling.workload.readings import READINGS
 from testbed.scheduling.workload.trace import load_trace
 
+T = TypeVar("T")
 _JOBS = 20  # of a new scenario, at most
 _SPARE_MIB = 1024  # of the machine's memory
 
@@ -31,14 +33,14 @@ def init(
     if driver is None:
         for name, reason in usable.items():
             click.echo(f"  {name}: {reason}", err=True)
-        driver = _ask("driver", "process", yes, click.Choice(list(usable)))
+        driver = _ask("driver", "process", click.Choice(list(usable)), yes)
     if nodes is None:
-        nodes = _ask("number of nodes", 2, yes, click.IntRange(1, 1000))
+        nodes = _ask("number of nodes", 2, click.IntRange(1, 1000), yes)
     if cpus is None:
-        cpus = _ask("cores per node", round(max((psutil.cpu_count() or 1) / nodes, 0.1), 2), yes, float)
+        cpus = _ask("cores per node", round(max((psutil.cpu_count() or 1) / nodes, 0.1), 2), click.FLOAT, yes)
     if memory_mib is None:
         free_mib = psutil.virtual_memory().available // (1 << 20) - _SPARE_MIB
-        memory_mib = _ask("MiB of memory per node", max(64, min(4096, free_mib // nodes)), yes, click.IntRange(64))
+        memory_mib = _ask("MiB of memory per node", max(64, min(4096, free_mib // nodes)), click.IntRange(64), yes)
     reading = _reading(trace, yes)
     jobs = _JOBS if trace is None else min(_JOBS, len(load_trace(trace, reading or None)))
     answers = Answers(
@@ -60,8 +62,12 @@ def _reading(trace: Path | None, yes: bool) -> str:
     """Return the reading of a log; CSV traces have needs already."""
     if trace is None or ".csv" in trace.suffixes:
         return ""
-    return _ask("reading of the log", next(iter(READINGS)), yes, click.Choice(list(READINGS)))
+    return _ask("reading of the log", next(iter(READINGS)), click.Choice(list(READINGS)), yes)
 
 
-def _ask(what: str, default: object, yes: bool, kind: object) -> object:
-    return default if yes else click.prompt(what, default=default, type=kind, err=True)
+def _ask(what: str, default: T, kind: Any, yes: bool) -> T:
+    """Return the answer to a question, or its default with `yes`."""
+    if yes:
+        return default
+    answer: T = click.prompt(what, default=default, type=kind, err=True)
+    return answer
