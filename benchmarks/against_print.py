@@ -1,14 +1,15 @@
-"""The tables of [RR] as they were printed beside a campaign: what agrees within the sampling error, and what does not.
+"""Compare the printed tables of [RR] with a campaign: which values agree within the sampling error, and which do not.
 
     testbed campaign rr7659-catalogue --out catalogue            # hours, resumable
     python benchmarks/against_print.py catalogue --json print.jsonl > page.md
 
-The traces of print are not ours: both are 100 draws of one model. So a mean of synthetic traces agrees if it differs by
-no more than 1.96 standard errors of the difference: ours by a bootstrap over seeds, print's from its own standard
-deviation where that is printed, else as large as ours. Standard deviations are compared in the same way, both errors by
-our bootstrap. Maxima of 100 draws are shown and not judged. The weeks of HPC2N are the same in both, so there a value
-agrees if it is within one per cent, or rounds to what is printed. Print's EASY is set beside EASY and beside EASY/2011,
-which backfills only beside the reservation; its degradations beside both bounds.
+The synthetic traces of [RR] are not available: theirs and ours are 100 draws each from the same model. So a mean of
+synthetic traces agrees if it differs by no more than 1.96 standard errors of the difference. Our standard error comes
+from a bootstrap over seeds. Theirs comes from the printed standard deviation, or is assumed equal to ours if none is
+printed. Standard deviations are compared in the same way, with both errors from our bootstrap. Maxima of 100 draws are
+shown and not judged. The weeks of HPC2N are the same in both, so a value of them agrees if it is within one per cent,
+or rounds to the printed value. The printed EASY is compared with EASY and with EASY/2011, which backfills only beside
+the reservation; its degradations are compared with both bounds.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CLOSE_FRAC = 0.01
 
 
 class Compared(NamedTuple):
-    """A printed value beside ours; `error` is the standard error of the difference, NaN for what is not judged."""
+    """A printed value and ours; `error` is the standard error of the difference, NaN if the value is not judged."""
 
     table: str
     traces: str
@@ -80,7 +81,7 @@ def bootstrap_error(name: str, by_seed: Sequence[Floats]) -> float:
 
 
 def compare(rows: Sequence[Mapping[str, str]]) -> list[Compared]:
-    """Compare all printed values for which there are results."""
+    """Compare all printed values for which the campaign has results."""
     cases: dict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
     for row in rows:
         cases[row["traces"], row["policy"]].append(row)
@@ -126,7 +127,7 @@ def judged(
     theirs = own
     if name == "mean" and printed_std is not None:
         ratio = printed_std / numbers.std(ddof=1) if numbers.std() > 0.0 else 1.0
-        theirs = own * ratio  # values of one seed at several loads are no independent draws
+        theirs = own * ratio  # values of one seed at several loads are not independent draws
     error = float(np.hypot(own, theirs))
     rounding = 0.5 * 10.0 ** -len(each["value"].partition(".")[2])
     return Compared(*place, error, abs(ours - printed) <= 1.96 * error + rounding)
@@ -168,7 +169,7 @@ def page(found: Sequence[Compared]) -> str:
 
 
 def main() -> None:
-    """Read, compare, print."""
+    """Read the results, compare them, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="CAMPAIGN", help="folders of campaigns")
     parser.add_argument("--json", type=Path, metavar="FILE", help="a line of JSON for each value")

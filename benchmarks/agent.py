@@ -1,8 +1,8 @@
-"""Caps of real processes, and what their agents cost: `python benchmarks/agent.py [--repeats 5] [--json FILE]`.
+"""Caps of real processes, and the cost of their agents: `python benchmarks/agent.py [--repeats 5] [--json FILE]`.
 
-The error of a cap is the difference between what a guest used over a window of 1 or 10 s and what it was given, in
-percentage points of a core; goal: at most one in 95 of 100 windows. What an agent of virtual machines costs while it
-has none is measured by `benchmarks/idle_agent.py`, how soon caps follow an event by `benchmarks/latency.py`.
+The error of a cap is the difference between the CPU use of a guest over a window of 1 or 10 s and its cap, in
+percentage points of a core. Goal: at most one point in 95 of 100 windows. `benchmarks/idle_agent.py` measures the cost
+of an agent without virtual machines, `benchmarks/latency.py` the latency from an event to caps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CAPS_CORES = ([0.1], [0.25], [0.5], [0.75], [0.9], [0.1] * 4, [0.25] * 4, [0.1, 
 
 
 async def measure_caps(lab: Lab, repeats: int) -> dict[str, object]:
-    """Take windows of both lengths under several caps."""
+    """Measure windows of both lengths under several caps."""
     errors_pp: dict[float, list[float]] = {window_s: [] for window_s in WINDOWS_S}
     rows = []
     for cores in CAPS_CORES:
@@ -72,12 +72,12 @@ async def started(lab: Lab, guests: contextlib.AsyncExitStack, cores: Sequence[f
 
 
 async def measure_cost(lab: Lab) -> dict[str, object]:
-    """Read what one agent uses, by its own telemetry, with no guests and with some."""
+    """Read the resource use of one agent from its own telemetry, without guests and with guests."""
     window_s, rows, (node, *_) = max(WINDOWS_S), [], lab.fleet.nodes
     for count, cap in ((0, 0.0), (1, 0.5), (4, 0.2), (8, 0.1)):
         async with contextlib.AsyncExitStack() as guests:
             await started(lab, guests, [cap] * count)
-            await asyncio.sleep(2)  # until samples tell of the guests
+            await asyncio.sleep(2)  # until samples contain the guests
             before = node.telemetry
             await asyncio.sleep(window_s)
             after = node.telemetry
@@ -85,7 +85,7 @@ async def measure_cost(lab: Lab) -> dict[str, object]:
             raise RuntimeError("no telemetry")
         elapsed_s = (after.mono_ns - before.mono_ns) / 1e9
         rows.append((count, (after.agent_cpu_s - before.agent_cpu_s) / elapsed_s * 100, after.agent_rss_mib))
-    print_table(f"An agent's own cost over {window_s:g} s", ("guests, all capped", "CPU % of a core", "RSS MiB"), rows)
+    print_table(f"Cost of an agent over {window_s:g} s", ("guests, all capped", "CPU % of a core", "RSS MiB"), rows)
     return {"cost": [dict(zip(("guests", "cpu_percent", "rss_mib"), row, strict=True)) for row in rows]}
 
 

@@ -1,14 +1,15 @@
-"""Points that the controller appends: `python benchmarks/appending.py [--points 100000] [--repeats 9] [--json]`
+"""Cost of appending points in the controller: `python benchmarks/appending.py [--points 100000] [--repeats 9] [--json]`
 
-A point is appended when `RunDirectory.point` returns: checked, written as line protocol, and on its way to the kernel,
-while the spool's own thread makes all durable each second. The mix is of a busy run: for each node a point and four
-guests' points a second, for each guest a cap window and an action in ten. Values are as long as measured ones are.
+A point is appended when `RunDirectory.point` returns: it is checked, written as line protocol, and passed on towards
+the kernel. The spool's own thread makes all points durable each second. The mix is that of a busy run: per second one
+point per node and four points of its guests, and per ten seconds one cap window and one action per guest. Values have
+as many digits as measured ones.
 
-The floor is the same lines, made before, written to a plain buffered file in the same order; it is written and both
-are timed in turns, in the same run. The peer is what makes a line in InfluxDB's own client, `Point` (if that is
-installed), without writing it anywhere. Times are CPU seconds of the thread, the kernel's included, which other work on
-the machine does not change; points a second of the wall clock are beside them. Ratios are of medians, with the interval
-that resampling gives.
+The floor is the same lines, made in advance, written to a plain buffered file in the same order. Both are timed in
+alternation in one run. The peer is the class `Point` of InfluxDB's own client (if that is installed), which makes a
+line without writing it anywhere. Times are CPU seconds of the thread, including the kernel's part, which other work on
+the machine does not change; points per second of the wall clock are beside them. Ratios are ratios of medians, with
+bootstrap intervals.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Point = tuple[str, dict[str, str], dict[str, Value], int]
 
 
 def make_points(count: int) -> list[Point]:
-    """Return points as a run of `NODES` nodes makes them, second by second."""
+    """Return the points of a run of `NODES` nodes, second by second."""
     draw = random.Random(20261121)  # noqa: S311  # made-up measurements
 
     def seconds(most: float) -> float:
@@ -91,7 +92,7 @@ def timed(act: Callable[[], object]) -> Taken:
 
 
 def append(points: Sequence[Point], path: Path) -> tuple[Taken, float]:
-    """Return what it took until all were appended, and wall seconds from there until all were durable."""
+    """Return the cost of appending all points, and the wall seconds from then until all were durable."""
     run = RunDirectory(path, RUN_TAGS)
     run.open()
 
@@ -117,7 +118,7 @@ def write_plainly(lines: Sequence[str], path: Path) -> None:
 
 
 def peer(points: Sequence[Point]) -> Callable[[], None] | None:
-    """Return what makes lines of the points with InfluxDB's client, None without it."""
+    """Return a function that makes lines of the points with InfluxDB's client, None without the client."""
     try:
         from influxdb_client import Point as ClientPoint  # noqa: PLC0415  # only if it is installed
     except ImportError:
@@ -162,7 +163,7 @@ def main() -> None:
             taken[whole].append(appended)
             durable.append(durable_s)
             if not all(a == b for (a, _), b in zip(read_lines(run), lines, strict=True)):
-                raise RuntimeError("what was appended is not what is there")
+                raise RuntimeError("the file does not have the appended points")
             for path in run.iterdir():
                 path.unlink()
             taken[alone].append(timed(lambda: serialise(points)))

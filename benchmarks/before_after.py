@@ -2,8 +2,8 @@
 
 Both versions are installed in environments of their own in `--place` (default: the folder `before-after`), from clones
 of this repository: COMMIT in `before`, HEAD in `after`. COMMAND runs in both clones, in the order before, after, after,
-before, so that neither version has the quieter half of the time. What it writes stays in the clones. A second call with
-the same `--place` goes on where the first one ended.
+before, so that neither version has the quieter half of the time. The files that COMMAND writes stay in the clones. A
+second call with the same `--place` continues where the first one ended.
 
 example: python benchmarks/before_after.py v1 --repeats 2 -- testbed run benchmarks/caps-processes.toml
 """
@@ -28,7 +28,7 @@ def git(*arguments: str) -> str:
 
 
 def prepare(tree: Path, commit: str, extras: str) -> None:
-    """Clone a commit and install it, with the requirements of its own constraints."""
+    """Clone a commit and install it, with the versions of its own constraints file."""
     ready = tree / ".venv" / "ready"
     if ready.exists():
         return
@@ -48,7 +48,7 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 def order(repeats: int) -> list[str]:
-    """Return whose turn it is: before, after, after, before, …"""
+    """Return the order of the runs: before, after, after, before, …"""
     return [side for turn in range(repeats) for side in (SIDES if turn % 2 == 0 else reversed(SIDES))]
 
 
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each version (default: %(default)s)")
     parser.add_argument("--extras", default="", help="extras of the package to install, such as libvirt,secure")
     parser.add_argument("--place", type=Path, default=Path("before-after"), help="folder of both clones")
-    parser.add_argument("command", nargs="+", help="what to run in both clones, after --")
+    parser.add_argument("command", nargs="+", help="the command to run in both clones, after --")
     options = parser.parse_args()
     place = options.place.resolve()
     place.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """The dashboard at 200 nodes: `python benchmarks/dashboard.py [--nodes 200] [--guests 4] [--seconds 20] [--json]`.
 
-A run of its own making grows as a real one would: every node and guest reports each second, and several times a second
-a job ends, another begins and the yields of some change. Measured are the CPU share of the dashboard's process, and in
-a headless Chromium, which draws without a graphics card, the CPU share of the page's main thread, the times between
-its frames, and its long tasks.
+A synthetic run grows as a real one would: every node and guest reports each second, and several times a second a job
+ends, another begins and the yields of some jobs change. The benchmark measures the CPU share of the dashboard's
+process. In a headless Chromium, which draws without a graphics card, it also measures the CPU share of the page's main
+thread, the times between its frames, and its long tasks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FRAMES = """(milliseconds) => new Promise((done) => {
 
 
 class Cluster:
-    """A run that grows: `guests` jobs of one task on each node; `decisions_per_s` times a second some of it changes."""
+    """A run that grows: `guests` jobs of one task on each node, with `decisions_per_s` decisions per second."""
 
     def __init__(self, path: Path, nodes: int, guests: int, decisions_per_s: float) -> None:
         self._path = path
@@ -74,7 +74,7 @@ class Cluster:
                 self._start(node)
 
     def grow(self, stop: threading.Event) -> None:
-        """Write until told to stop."""
+        """Write until `stop` is called."""
         begin_s = time.monotonic()
         points_s, decision_s = begin_s + 1.0, begin_s + self._every_s
         while not stop.wait(max(0.0, min(points_s, decision_s) - time.monotonic())):
@@ -111,7 +111,7 @@ class Cluster:
         self._journal("guest", job=job, task=0, node=node, event="progress", detail={"units": 1})
 
     def _view(self, submitted: Sequence[int]) -> None:
-        """Journal a decision; of the first thousand only the new job, of the others the whole view as a run does."""
+        """Journal a decision: the first thousand with the new job only, the others with the whole view, as in a run."""
         shown = submitted if self._now_s() < 1 else list(self._jobs)
         count = len(shown)
         view = {
@@ -158,7 +158,7 @@ class Cluster:
 def measure(
     nodes: int, guests: int, decisions_per_s: float, seconds: float, shots: Path | None
 ) -> list[dict[str, object]]:
-    """Return a row for each time window of the Gantt chart."""
+    """Return one row per time window of the Gantt chart."""
     from playwright.sync_api import CDPSession, sync_playwright  # noqa: PLC0415  # the help works without it
 
     code = "import sys; from testbed.cli.dashboard import dashboard; sys.exit(dashboard(standalone_mode=False))"

@@ -1,4 +1,4 @@
-"""How long jobs that are alone take against what the trace says: `python benchmarks/dedicated.py [--repeats 5]`.
+"""Run times of jobs on a dedicated cluster, over those of the trace: `python benchmarks/dedicated.py [--repeats 5]`.
 
 Each job runs alone on the cluster at full yield. `work` is from the first progress to the end, `all` from the
 submission to the end, start-up included, both divided by run time / time scale. Goal: within 0.95 .. 1.05 for work.
@@ -25,7 +25,7 @@ RUN_S, GAP_S = 8.0, 13.0
 
 
 class Silent:
-    """No display."""
+    """A display that shows nothing."""
 
     def line(self, trace_s: float, text: str) -> None:
         """Show nothing."""

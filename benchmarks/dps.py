@@ -1,16 +1,16 @@
-"""The experiment of [DPS] Figure 4, live and simulated: what moving shares does for a parallel job.
+"""The experiment of [DPS] Figure 4, live and simulated: the effect of moving shares on a parallel job.
 
     python benchmarks/dps.py --repeats 10 --json dps.jsonl --runs runs
     python benchmarks/dps.py --guests --loads 0.1,0.3,0.5 --repeats 10 --json dps-guests.jsonl
     python benchmarks/dps.py --table dps.jsonl
 
-Four nodes of 0.35 cores, two on a CPU. Half of each is booked by a serial job that takes all that it gets. A parallel
+Four nodes of 0.35 cores, two on each CPU. Half of each is booked by a serial job that uses its whole share. A parallel
 job of four tasks in a line, where the i-th task has a part 1/i of the work of the first, books 0.1 to 0.5 of each node,
-and does the same work in all modes. Its response time begins when all its tasks have begun to work: guests take longer
-to boot where they have fewer shares. With `--guests` tasks are virtual machines, in a lab that is made and removed.
-A run in which a serial job ended before the parallel one is left out of the table, and counted there, as nobody
-competed at the end. Loads and modes come in random order within each repeat. The file gets a line for each run; those
-that are in it are not run again. `--runs` keeps what `testbed compare` needs of each run.
+and does the same work in all modes. Its response time begins when all its tasks have begun to work, because guests
+with fewer shares take longer to boot. With `--guests` tasks are virtual machines, in a lab that is made and removed.
+A run in which a serial job ended before the parallel one had no competition at the end. The table leaves such runs
+out, and counts them. Loads and modes come in random order within each repeat. The file gets one line per run; runs
+that are in it are skipped. `--runs` keeps the files of each run that `testbed compare` needs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from testbed.scheduling.workload.jobs import Job
 MODES = ("none", "distributed", "bank")
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5)
 NODES, NODE_CORES = 4, 0.35
-WORK_S = 15.0  # of the first task, alone on its node
+WORK_S = 15.0  # work of the first task, in seconds alone on its node
 PARALLEL = 5  # the id of the parallel job
-BOOT_S = 20.0  # of the guest of such a task, alone on its node, if it is a virtual machine
+BOOT_S = 20.0  # time that a virtual machine of such a task takes to boot, alone on its node
 SERIAL_FACTOR = 2.4  # run time of serial jobs, at half of a node, over the time that the parallel job takes beside them
 MODEL = SharingModel(("linear",), "1/i")
 KEPT = ("jobs.csv", "summary.json", "manifest.json", "events.jsonl")
@@ -83,13 +83,13 @@ def jobs(load: float, serial_s: float) -> list[Job]:
 
 
 def simulated_s(load: float, mode: str) -> float:
-    """Return the response time that the simulation says."""
+    """Return the simulated response time."""
     found = simulate(jobs(load, 1e6), NODES, parse(f"DPS/{mode}"), sharing=MODEL)
     return float(found.end_s[-1] - found.start_s[-1])
 
 
 def live(load: float, mode: str, lab: str | None, core_rate: float, keep: Path | None) -> dict[str, object]:
-    """Run it; return what was measured. What `testbed compare` needs of the run is copied to the folder `keep`."""
+    """Run one case; return its measures. The files that `testbed compare` needs are copied to the folder `keep`."""
     serial_s = SERIAL_FACTOR * simulated_s(load, "none") * (1.0 if lab is None else 1.0 + BOOT_S / WORK_S)
     with live_run(scenario(lab), jobs(load, serial_s), f"DPS/{mode}", core_rate) as run:
         if keep is not None:
@@ -111,8 +111,9 @@ def live(load: float, mode: str, lab: str | None, core_rate: float, keep: Path |
 def times(journal: Sequence[dict[str, Any]]) -> tuple[float, dict[int, float]]:
     """Return the response time of the parallel job, and when each job ended.
 
-    The time is that from when the last of its tasks has told of its first progress to the end, for the work between,
-    times all work over that: the first iteration is not seen, and takes seconds where shares are small.
+    The time is measured from the moment when the last of its tasks has reported its first progress, to the end. It is
+    scaled by all work over the work in between, because the first iteration is not sampled, and takes seconds if shares
+    are small.
     """
     first: dict[int, tuple[float, int]] = {}
     last: dict[int, int] = {}
@@ -131,7 +132,7 @@ def times(journal: Sequence[dict[str, Any]]) -> tuple[float, dict[int, float]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return response times by load and mode with their intervals, what the exchange cuts, and the simulation."""
+    """Return response times by load and mode with intervals, their reduction by the exchange, and simulated ones."""
     lines = ["| CPU a node | mode | n | left out | response s | 95 % interval | cut | interval | simulated s | cut |",
              "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for load in LOADS:
@@ -153,13 +154,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="number of the first repeat, which is its seed")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="CPU booked on each node")
     parser.add_argument("--guests", action="store_true", help="virtual machines; needs root")
-    parser.add_argument("--json", type=Path, default=Path("dps.jsonl"), help="file for the raw figures, added to")
+    parser.add_argument("--json", type=Path, default=Path("dps.jsonl"), help="file for the raw figures, appended to")
     parser.add_argument("--runs", type=Path, help="folder in which runs are kept, as LOAD/MODE-REPEAT")
     parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
@@ -171,7 +172,7 @@ def main() -> None:
         cases: list[tuple[int, float, str]] = []
         for repeat in range(chosen.first, chosen.first + chosen.repeats):
             order = [(repeat, float(load), mode) for load in chosen.loads.split(",") for mode in MODES]
-            random.Random(repeat).shuffle(order)  # noqa: S311  # an order
+            random.Random(repeat).shuffle(order)  # noqa: S311  # a random order, not a secret
             cases += [each for each in order if each not in there]
         with nodes_of_guests() if chosen.guests and cases else contextlib.nullcontext() as lab:
             rates = [row["units_per_core_s"] for row in read_rows(chosen.json)]

@@ -1,17 +1,21 @@
-"""How fast shares follow work that moves, and by how much they overshoot: both forms of the exchange.
+"""Delay and overshoot of shares that follow moving work: both forms of the exchange.
 
 
     python benchmarks/drift.py --seeds 20 --json drift.jsonl
     python benchmarks/drift.py --live 2 --json drift.jsonl
     python benchmarks/drift.py --table drift.jsonl
 
-A parallel job of four tasks has work 1, 1/2, 1/3, 1/4 by task, which moves on by one task again and again. Under DPS
-half of each node is booked by a serial job that takes all that it gets; under DFRS the job divides its yield. Each move
-gives a line: of the task that gets the most work, the time until it has 90 % of the shares that it gains by the move,
-and by how much of that gain its shares exceed what they come to in the last fifth of the time until the next move. A
-move after which it gains less than a tenth of the mean share is left out, and counted. Simulated, booked shares and the
-time between moves are drawn by the seed, and times are trace seconds with periods of 5 s. Live, they are wall seconds
-with periods of 2 s, and shares are seen once a second. The file gets a line for each move; runs in it are not repeated.
+A parallel job of four tasks has work 1, 1/2, 1/3, 1/4 by task, which moves on by one task again and again. Under DPS,
+a serial job that uses its whole share books half of each node. Under DFRS, the job divides its yield. The file gets one
+line per move, with two measures of the task that now has the most work:
+
+* the time until it has 90 % of the shares that it gains by the move
+* its overshoot: by how much of that gain its shares exceed their level in the last fifth of the time until the next
+  move
+
+A move with a gain of less than a tenth of the mean share is left out, and counted. In simulations, the seed draws
+booked shares and the time between moves, and times are trace seconds with periods of 5 s. In live runs, times are wall
+seconds with periods of 2 s, and shares are sampled once per second. Runs that are in the file are skipped.
 """
 
 from __future__ import annotations
@@ -74,7 +78,7 @@ def jobs_of(form: str, need: float, run_s: float, serial_s: float) -> list[Job]:
 
 
 def reactions(seen: Seen) -> list[dict[str, Any]]:
-    """Return what each move led to, but of those before the first and after the last whole time between two moves."""
+    """Return the measures of each move, without moves outside of the whole intervals between two moves."""
     begins_s = [next((at_s for at_s, moved, _ in seen if moved >= number - 1e-6), math.inf) for number in range(99)]
     begins_s = [at_s for at_s in begins_s if at_s < math.inf]
     mean = statistics.mean(seen[0][2])
@@ -112,7 +116,7 @@ def simulated(seed: int, form: str, topology: str) -> list[dict[str, Any]]:
     simulate(jobs, TASKS, parse(form), constant(0.0), sharing=model)
     seen: Seen = []
     place = 0
-    for tick in range(math.floor(told[-1][0] / TICK_S)):  # as it would be seen at regular times
+    for tick in range(math.floor(told[-1][0] / TICK_S)):  # as samples at regular times would have it
         while place + 1 < len(told) and told[place + 1][0] <= tick * TICK_S + 1e-6:
             place += 1
         seen.append((tick * TICK_S, told[place][1], told[place][2]))
@@ -120,7 +124,7 @@ def simulated(seed: int, form: str, topology: str) -> list[dict[str, Any]]:
 
 
 def live(seed: int, form: str, topology: str) -> list[dict[str, Any]]:
-    """Run one case; `seed` has no meaning there but to number it."""
+    """Run one case live; `seed` only numbers it."""
     del seed
     run_s, need = 25.0 * MOVES, 0.3
     jobs = jobs_of(form, need, run_s, 1.2 * run_s)  # the serial ones run longer than the parallel one
@@ -132,7 +136,7 @@ def live(seed: int, form: str, topology: str) -> list[dict[str, Any]]:
 
 
 def seen_of(run: Path) -> Seen:
-    """Return what a run has seen of its parallel job: each second, the last of each task."""
+    """Return the samples of a run's parallel job: for each second, the last one of each task."""
     units, last = {}, {}
     seconds: dict[int, tuple[float, list[float]]] = {}
     total = max(_points(run), key=lambda point: point[2])[2]
@@ -179,14 +183,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=0, help="how many seeds are simulated")
-    parser.add_argument("--live", type=int, default=0, help="and how many repeats run live")
+    parser.add_argument("--seeds", type=int, default=0, help="number of simulated seeds")
+    parser.add_argument("--live", type=int, default=0, help="number of live repeats")
     parser.add_argument("--forms", default=",".join(FORMS), help="policies")
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES))
-    parser.add_argument("--json", type=Path, default=Path("drift.jsonl"), help="file for the raw figures, added to")
+    parser.add_argument("--json", type=Path, default=Path("drift.jsonl"), help="file for the raw figures, appended to")
     parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
@@ -196,7 +200,7 @@ def main() -> None:
             for seed in range(chosen.first, chosen.first + seeds):
                 cases = [(form, topology) for form in chosen.forms.split(",") for topology in
                          chosen.topologies.split(",")]  # fmt: skip
-                random.Random(seed).shuffle(cases)  # noqa: S311  # an order
+                random.Random(seed).shuffle(cases)  # noqa: S311  # a random order, not a secret
                 for form, topology in cases:
                     if (world, seed, form, topology) in there:
                         continue

@@ -1,8 +1,8 @@
 """Batch policies over a whole log: `python benchmarks/easy.py LOG --nodes 120 [--reading hpc2n] [--repeats 9]`.
 
-CPU seconds of the process. A simulation begins with the jobs of the log and ends with their schedule. The floor is
-what no simulation of these jobs can be without: their four columns made into arrays and read once by compiled code.
-Peak memory is that of the whole process so far, the reading of the log and the compiler included.
+Times are CPU seconds of the process. A simulation begins with the jobs of the log and ends with their schedule. The
+floor is work that every simulation of these jobs has to do: making arrays of their four columns, and reading these once
+in compiled code. Peak memory is that of the whole process so far, including the reading of the log and the compiler.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
             )
         )
 
-    from lab import print_machine, print_table  # noqa: PLC0415  # it loads a live lab, which is not to be in the memory
+    from lab import print_machine, print_table  # noqa: PLC0415  # it loads a live lab, whose memory must not count
 
     print_machine()
     print_table(

@@ -1,4 +1,4 @@
-"""Weights, guarantees and decay under DFRS, simulated: what those who have them gain, and what the others pay.
+"""Weights, guarantees and decay under DFRS, simulated: the gain of favoured jobs, and the cost for the others.
 
     python benchmarks/fairness.py --seeds 20 --json fairness.jsonl
     python benchmarks/fairness.py --table fairness.jsonl
@@ -39,7 +39,7 @@ GROUPS = ("favoured", "others", "shorter half", "longer half")
 
 
 def jobs_of(seed: int, load: float) -> tuple[list[Job], list[bool]]:
-    """Return a trace in which some jobs have weights and guarantees, and which ones have."""
+    """Return a trace in which some jobs have weights and guarantees, and which jobs these are."""
     favoured = np.random.default_rng(seed).random(JOBS) < FAVOURED_FRAC
     jobs = scale_load(synthetic_trace(NODES, JOBS, seed), NODES, load)
     return [
@@ -83,7 +83,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Simulate what is missing, and print the table."""
+    """Simulate the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=0, help="number of seeds")
@@ -95,7 +95,7 @@ def main() -> None:
         there = {(row["seed"], row["load"], row["way"]) for row in read_rows(chosen.json)}
         for seed in range(chosen.first, chosen.first + chosen.seeds):
             cases = [(load, way) for load in LOADS for way in WAYS]
-            random.Random(seed).shuffle(cases)  # noqa: S311  # an order
+            random.Random(seed).shuffle(cases)  # noqa: S311  # a random order, not a secret
             for load, way in cases:
                 if (seed, load, way) not in there:
                     add_rows(chosen.json, [{"seed": seed, "load": load, "way": way, **simulated(seed, load, way)}])

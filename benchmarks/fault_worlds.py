@@ -1,4 +1,4 @@
-"""Worlds in which runs are disturbed: two nodes of processes, or two nodes of virtual machines in a lab."""
+"""Environments in which faults disturb runs: two nodes of processes, or two nodes of virtual machines in a lab."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ cpus = 0.35
 memory_mib = 640
 spawn = false
 """
-UNITS_PER_CORE_S = 48_000  # about what a core does, so that jobs take as long as the trace says; the same in all runs
+UNITS_PER_CORE_S = 48_000  # about the rate of a core, so that run times are those of the trace; the same in all runs
 KVM_SCENARIO = Path(__file__).parents[1] / "scenarios/kvm-two-nodes.toml"
 
 
 class World(Protocol):
-    """Two nodes, `node-a` and `node-b`, an agent on each, and a broker; they can be disturbed for some seconds."""
+    """Two nodes, `node-a` and `node-b`, an agent on each, and a broker, with methods that disturb them."""
 
     def scenario(self, on_node_loss: str) -> str:
-        """Return the scenario of a run here."""
+        """Return the scenario of a run in this environment."""
         ...
 
     async def broker_away(self, seconds: float) -> None:
@@ -152,7 +152,7 @@ class ProcessWorld:
         await self._broker.aclose()
 
     def scenario(self, on_node_loss: str) -> str:
-        """Return the scenario of a run here."""
+        """Return the scenario of a run in this environment."""
         return SCENARIO.format(lab=self.lab, broker=self.address.url, on_node_loss=on_node_loss, units=UNITS_PER_CORE_S)
 
     async def _begin_broker(self, port: int) -> None:
@@ -233,7 +233,7 @@ class GuestWorld:
         await self.stack.aclose()
 
     def scenario(self, on_node_loss: str) -> str:
-        """Return the scenario of a run here."""
+        """Return the scenario of a run in this environment."""
         return _guest_scenario(self.lab, on_node_loss)
 
     def _begin_agent(self) -> None:

@@ -1,11 +1,11 @@
-"""What faults cost a run: `python benchmarks/faults.py [--guests] [--case NAME ...] [--repeats 1] [--out FILE.json]`.
+"""Cost of faults: `python benchmarks/faults.py [--guests] [--case NAME ...] [--repeats 1] [--out FILE.json]`.
 
-Twelve jobs of the quickstart's trace on two nodes of real processes, with a Mosquitto and agents of its own; or, as
-root with `--guests`, those of scenarios/kvm-two-nodes.toml in a lab that is made for each case. Once the replay has
-gone on for `--after-s` something is done: the broker is killed and back after a while, node-b is cut off (a relay
-between its agent and the broker forwards nothing), its agent is stopped (SIGSTOP), or killed and started again. The
-table says how many jobs ran at that moment, how many were done in the end, and why the others were not. The exit code
-is 1 if no job ran at that moment. Needs Mosquitto.
+Each case runs twelve jobs of the quickstart's trace on two nodes of real processes, with its own Mosquitto and agents.
+With `--guests`, as root, it runs the jobs of scenarios/kvm-two-nodes.toml in a lab that is made for each case. A fault
+happens `--after-s` seconds into the replay. The broker is killed, and started again after a while; node-b is cut off (a
+relay between its agent and the broker forwards nothing); its agent is stopped (SIGSTOP), or killed and started again.
+The table has the number of jobs that ran at that moment, the number that were done in the end, and the reasons of the
+others. The exit code is 1 if no job ran at that moment. Needs Mosquitto.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def entries(journal: Path) -> list[dict[str, Any]]:
 
 
 def running(journal: list[dict[str, Any]]) -> int:
-    """Return how many jobs run at the end of a journal; a paused job does not."""
+    """Return how many jobs run at the end of a journal; paused jobs do not count."""
     states = {entry["job"]: entry["state"] for entry in journal if entry["kind"] == "job"}
     return sum(state in {"running", "resumed", "moving"} for state in states.values())
 
@@ -117,7 +117,7 @@ async def _run_case(name: str, after_s: float, folder: Path, lab: AbstractAsyncC
 
 
 async def _later(seconds: float, fault: Fault, world: World, folder: Path) -> int:
-    """Disturb the world after a while; return how many jobs ran at that moment."""
+    """Cause the fault after a while; return how many jobs ran at that moment."""
     await asyncio.sleep(seconds)
     disturbed = running(entries(the_run(folder) / "events.jsonl"))
     await fault(world)
@@ -128,12 +128,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--case", action="append", choices=list(CASES), help="one case; all of them by default")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--after-s", type=float, default=17.0, help="when in the replay it happens, in wall seconds")
+    parser.add_argument("--after-s", type=float, default=17.0, help="time of the fault in the replay, in wall seconds")
     parser.add_argument("--guests", action="store_true", help="virtual machines in place of processes; as root")
     parser.add_argument("--out", type=Path, help="results as JSON")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run directories and logs of agents there")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a lab is removed then, too, as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also removes the lab, as Ctrl-C does
     print_machine()
     results = []
     for name in options.case or CASES:

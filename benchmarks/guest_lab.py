@@ -39,7 +39,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def box(memory_mib: int) -> Iterator[Journal]:
-    """Make a lab of two nodes; whatever happens, nothing is left of it after."""
+    """Make a lab of two nodes; it is removed afterwards in every case."""
     lab = f"bench{os.getpid():x}"
     nodes = [{"name": name, "driver": "libvirt", "cpus": 1.0, "memory_mib": memory_mib} for name in ("a", "b")]
     table: dict[str, object] = {"name": lab, "lab": lab, "policy": "FCFS", "workload": {}, "box": {}, "nodes": nodes}
@@ -49,7 +49,7 @@ def box(memory_mib: int) -> Iterator[Journal]:
 
 @contextlib.contextmanager
 def made_lab(spec: BoxSpec, scenario: Path) -> Iterator[Journal]:
-    """Make a lab; whatever happens, nothing is left of it after."""
+    """Make a lab; it is removed afterwards in every case."""
     if any(node.has_hypervisor for node in spec.nodes):
         build(progress=say)  # the image that its guests boot; does nothing if the image exists
     try:
@@ -57,7 +57,7 @@ def made_lab(spec: BoxSpec, scenario: Path) -> Iterator[Journal]:
             state, _ = bring_up(spec, scenario, say)
         yield Journal(state)
     finally:
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave half of it
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave parts of the lab
         try:
             with only_command():
                 failures = remove_lab(spec.lab, say).failures
@@ -69,7 +69,7 @@ def made_lab(spec: BoxSpec, scenario: Path) -> Iterator[Journal]:
 
 @dataclass
 class Node:
-    """One node's driver in this process, and what its guests did."""
+    """One node's driver in this process, and the events of its guests."""
 
     spec: NodeSpec
     driver: LibvirtDriver
@@ -107,7 +107,7 @@ class Node:
 
 
 async def join(members: Sequence[tuple[Node, GuestSpec]]) -> None:
-    """Start the ranks of an MPI job, as a controller does; return when they have their memory."""
+    """Start the ranks of an MPI job, as a controller does; return once they have allocated their memory."""
     session, barriers = os.urandom(8).hex(), Barriers(len(members))
     passing: set[asyncio.Task[None]] = set()
 
@@ -136,7 +136,7 @@ async def opened(journal: Journal, name: str, state_dir: Path) -> AsyncIterator[
         uri=spec.libvirt_uri, partition=f"/{spec.full_name}", bridge=BRIDGE, root=f"/proc/{keeper.pid}/root"
     )
     node = Node(spec, driver, spec.store_dir / "bench")
-    # a name of its own: the node's agent has a driver, too, and each removes only its own guests
+    # a separate name, because the node's agent also has a driver, and each driver removes only its own guests
     budget = NodeBudget(f"bench-{name}", spec.cpus, spec.memory_mib, state_dir / name, node.images, spec.host, "dfrs-")
     try:
         node.facts = await driver.open(budget, node.hear)
@@ -147,7 +147,7 @@ async def opened(journal: Journal, name: str, state_dir: Path) -> AsyncIterator[
 
 
 def eatcpu(memory_mib: int) -> GuestSpec:
-    """Return a guest of a new name, so that what an earlier one told is not taken for its word."""
+    """Return a guest with a new name, so that reports of an earlier guest are not attributed to it."""
     program = ProgramSpec(name="eatcpu", work_units=ENDLESS_UNITS, units_per_iteration=50, seed=7)
     return GuestSpec(
         guest=f"dfrs-bench-{memory_mib}-{next(_serial)}", run="bench", job=0, task=0, program=program, cpu_cores=1.0,

@@ -1,13 +1,13 @@
 """Real virtual machines through the libvirt driver: `python benchmarks/guests.py [--repeats 10] [--sizes 128,512]`.
 
-As root. A lab in a box of two nodes is made for it and removed after it; what is measured is the driver, in this
-process, on the hypervisors of that lab.
+Needs root. The benchmark makes a lab in a box of two nodes, and removes it afterwards. It measures the driver, which
+runs in this process, on the hypervisors of that lab.
 
   save   hold, save, restore and release of one guest, through the driver and by bare virsh, in random order; and the
          rate of a save against a plain write + fsync of as many random bytes in the same folder
   start  from the order to start a guest to its first progress
-  skew   how far apart the two members of a parallel job on two nodes were held, and released
-  caps   CPU that a capped guest used against its cap
+  skew   time between the holds of the two members of a parallel job on two nodes, and between their releases
+  caps   CPU use of a capped guest, compared with its cap
 
 Every interval is a bootstrap 95 % interval of the median (percentile method).
 """
@@ -69,7 +69,7 @@ async def virsh(uri: str, *words: str) -> None:
 
 
 async def through_testbed(node: Node, spec: GuestSpec) -> dict[str, float]:
-    """From the hold to the release, as a rescheduling to the same node is done; all in seconds."""
+    """The steps of a rescheduling to the same node, from the hold to the release; all in seconds."""
     image = node.images / f"{spec.guest}.img"
     parts: dict[str, float] = {}
     begin_s = time.monotonic()
@@ -85,10 +85,10 @@ async def through_testbed(node: Node, spec: GuestSpec) -> dict[str, float]:
 
 
 async def by_virsh(node: Node, spec: GuestSpec) -> dict[str, float]:
-    """Do the same four steps on the same guest by virsh, with the driver looking away."""
+    """Do the same four steps on the same guest by virsh, while the driver ignores the guest."""
     uri, image = node.spec.libvirt_uri, node.images / "virsh.img"
-    guest = node.driver._guests[spec.guest]  # noqa: SLF001  # the driver has no public way to look away
-    guest.leaving = True  # so that its domain's end is not taken for a failure
+    guest = node.driver._guests[spec.guest]  # noqa: SLF001  # the driver has no public method for this
+    guest.leaving = True  # so that the driver does not report the end of the domain as a failure
     guest.detach()
     parts: dict[str, float] = {}
     begin_s = time.monotonic()
@@ -127,12 +127,12 @@ async def plain_write(node: Node, data: bytes) -> dict[str, float]:
 
 
 async def works(node: Node, guest: str) -> None:
-    """Wait until the driver has the guest's channel again and the guest was seen to go on."""
-    known = node.driver._guests[guest]  # noqa: SLF001  # the driver attaches beside its work and does not tell
+    """Wait until the driver has the guest's channel again, and a sample has shown progress of the guest."""
+    known = node.driver._guests[guest]  # noqa: SLF001  # the driver attaches in the background, without an event
     channel = known._channel  # noqa: SLF001  # as above
     seen_units = node.sample(guest).units_done
     async with asyncio.timeout(NEWS_WITHIN_S):
-        while not channel.attached or node.sample(guest).units_done <= seen_units:  # noqa: ASYNC110  # nobody tells
+        while not channel.attached or node.sample(guest).units_done <= seen_units:  # noqa: ASYNC110  # no event
             await asyncio.sleep(0.02)
     known.leaving = False
 
@@ -152,11 +152,11 @@ async def measure_save(one: Node, two: Node, options: argparse.Namespace) -> dic
         await one.progress(spec.guest)
         runs: dict[str, list[dict[str, float]]] = {"testbed": [], "virsh": [], "plain": []}
         data = b""
-        for repeat in range(options.repeats + 1):  # the first warms caches up, gives the size, and is not counted
+        for repeat in range(options.repeats + 1):  # the first is a warm-up, gives the size, and does not count
             kinds = ["testbed", "virsh", *(["plain"] if data and repeat <= options.plain_repeats else [])]
             order.shuffle(kinds)
             for kind in kinds:
-                await asyncio.to_thread(os.sync)  # what is still to be written for others is not part of this
+                await asyncio.to_thread(os.sync)  # so that pending writes of others do not count
                 if kind == "plain":
                     result = await plain_write(one, data)
                 else:
@@ -297,7 +297,7 @@ async def returned_ns(doing: Awaitable[object]) -> int:
 
 
 class QemuInstants:
-    """When QEMU itself stopped and resumed the guests of a node, by the time stamps of its events."""
+    """The times at which QEMU stopped and resumed the guests of a node, from the time stamps of its events."""
 
     def __init__(self, node: Node) -> None:
         self._uri = node.spec.libvirt_uri
@@ -429,15 +429,15 @@ def _measures(text: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=_measures, default=list(MEASURES), help="of save,start,skew,caps")
+    parser.add_argument("--only", type=_measures, default=list(MEASURES), help="measures, of save,start,skew,caps")
     parser.add_argument("--sizes", type=_numbers, default=[128, 512, 1024], help="MiB of the guests that are saved")
-    parser.add_argument("--repeats", type=_count, default=10, help="of save and restore, each way and size")
-    parser.add_argument("--plain-repeats", type=_count, default=5, help="of the plain write; at most --repeats")
+    parser.add_argument("--repeats", type=_count, default=10, help="repeats of save and restore, by method and size")
+    parser.add_argument("--plain-repeats", type=_count, default=5, help="repeats of the plain write; at most --repeats")
     parser.add_argument("--start-repeats", type=_count, default=10)
     parser.add_argument("--skew-repeats", type=_count, default=10)
-    parser.add_argument("--cap-repeats", type=_count, default=8, help="of each cap")
-    parser.add_argument("--seed", type=int, default=1, help="of the random order")
-    parser.add_argument("--deadline-s", type=float, default=3600.0, help="for all measures")
+    parser.add_argument("--cap-repeats", type=_count, default=8, help="repeats of each cap")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random order")
+    parser.add_argument("--deadline-s", type=float, default=3600.0, help="time limit for all measures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single measurement there")
     options = parser.parse_args()
     if os.geteuid() != 0:

@@ -1,7 +1,7 @@
-"""What an agent of virtual machines costs while it has none: `python benchmarks/idle_agent.py [--repeats 6]`.
+"""Cost of an idle agent of virtual machines: `python benchmarks/idle_agent.py [--repeats 6]`.
 
-As root. A lab in a box is made for it and removed after it. Its agents are asked from outside: the CPU time and the
-resident memory of their processes, by the kernel. Goals: at most 1 % of a core and 60 MiB.
+Needs root. The benchmark makes a lab in a box, and removes it afterwards. It reads the CPU time and the resident memory
+of the agents' processes from the kernel. Goals: at most 1 % of a core and 60 MiB.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TARGET_PERCENT, TARGET_MIB = 1.0, 60.0
 
 
 def measure(agents: dict[str, psutil.Process], repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Take windows one after the other."""
+    """Measure windows one after the other."""
     found: dict[str, dict[str, list[float]]] = {node: {"cpu_percent": [], "rss_mib": []} for node in agents}
     for number in range(repeats):
         before = {node: (time.monotonic(), sum(agent.cpu_times()[:2])) for node, agent in agents.items()}
@@ -66,7 +66,7 @@ def main() -> int:
         for node, values in found.items()
     ]  # fmt: skip
     heads = ("node", "n", "CPU % of a core", "95 %", "RSS MiB", f"<= {TARGET_PERCENT:g} % and {TARGET_MIB:g} MiB")
-    print_table(f"An agent of virtual machines without any, windows of {WINDOW_S:g} s", heads, rows)
+    print_table(f"An agent without virtual machines, windows of {WINDOW_S:g} s", heads, rows)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -1,10 +1,10 @@
-"""Run a command with a Docker engine of its own, as root: its cgroup driver is cgroupfs, and nothing of it stays.
+"""Run a command, as root, with a temporary Docker engine whose cgroup driver is cgroupfs.
 
 
     python benchmarks/in_engine.py -- testbed calibrate benchmarks/shares-containers.toml --experiments share-accuracy
 
-The engine of a machine with systemd makes the control groups of containers by systemd, where a node cannot bound them.
-The command finds the engine by DOCKER_HOST in its environment. The exit code is the command's.
+The engine of a machine with systemd creates the control groups of containers through systemd, outside of a node's
+limits. The command finds the engine by DOCKER_HOST in its environment. The exit code is the command's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> int:
         with engine() as found:
             return subprocess.run(chosen.command, env={**os.environ, "DOCKER_HOST": found.url}, check=False).returncode
     finally:
-        for folder in made:  # where agents made the groups of their nodes
+        for folder in made:  # the folders in which agents made the groups of their nodes
             with contextlib.suppress(OSError):
                 folder.rmdir()
 

@@ -1,4 +1,4 @@
-"""The controller in the machine of `under_systemd.py`: prints one result of a check per line."""
+"""The controller in the machine of `under_systemd.py`: prints one line per check, with its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNIT = "dfrs-agent.service"
 GROUP = Path("/sys/fs/cgroup/dfrs.slice", UNIT)
 PATIENCE_S = 300.0
 MEASURED_S = 20.0
-TOLERANCE = 0.05  # of a cap
+TOLERANCE = 0.05  # as a fraction of the cap
 GUESTS = ("dfrs-a", "dfrs-b")
 
 
@@ -55,9 +55,9 @@ def processes() -> list[str]:
 
 
 async def check_cap(guest: str, cap_cores: float, when: str) -> None:
-    """Measure what a guest uses, and in how many periods of its cap it used the cap up.
+    """Measure the CPU use of a guest, and the number of periods in which it exhausted its cap.
 
-    A guest that uses less than its cap without having used it up had no core to run on: the machine was busy.
+    A guest that uses less than its cap, and exhausted it in no period, had no core to run on: the machine was busy.
     """
 
     def counts() -> dict[str, int]:

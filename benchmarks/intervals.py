@@ -22,7 +22,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
-    """Return median / median with its interval, both sides resampled on their own."""
+    """Return the ratio of two medians with its interval; both sides are resampled independently."""
     low, high = bootstrap(
         lambda draw: median(draw.choices(above, k=len(above))) / median(draw.choices(below, k=len(below)))
     )

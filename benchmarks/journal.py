@@ -2,15 +2,15 @@
 
 From the journals of existing run directories RUN:
 
-* entries: creating, encoding and appending each entry again, as the controller does, and reading it back. CPU
-  microseconds of the calling thread per entry, the kernel's part included; other load on the machine hardly changes
-  them. The interval is that of the repeats; the entries per second are those of the wall clock;
-* size: bytes of the journal per job, raw and compressed as full parts are;
+* entries: creating, encoding and appending each entry again, as the controller does, and reading it back. Costs are CPU
+  microseconds of the calling thread per entry, including the kernel's part; other load on the machine hardly changes
+  them. The interval is that of the repeats; entries per second are those of the wall clock;
+* size: bytes of the journal per job, raw and compressed (as full parts are);
 * durability: milliseconds until an entry is durable, and entries per second, with a commit per entry and with group
-  commit of 1, 10 and 100 coroutines that wait at once; on an idle disk, and beside a process that writes and syncs
-  files of 64 MiB as saves of guests do;
-* stalls: milliseconds of single calls of `append` in the event loop while another coroutine waits for commits without
-  a pause: entries that are written in the call, and those that the thread writes;
+  commit of 1, 10 and 100 coroutines that wait at the same time; on an idle disk, and beside a process that writes and
+  syncs files of 64 MiB as saves of guests do;
+* stalls: milliseconds of single calls of `append` in the event loop while another coroutine commits without a pause,
+  for entries that are written in the call, and for entries that the thread writes;
 * a long run: a journal of `--entries` entries (copies of the first run, jobs renumbered), rotated and compressed, read
   and folded.
 """
@@ -61,7 +61,7 @@ while True:
 
 
 class Cost(NamedTuple):
-    """CPU microseconds per entry (median, least, most over the repeats), entries per second, bytes per entry."""
+    """CPU microseconds per entry (median, minimum, maximum over the repeats), entries per second, bytes per entry."""
 
     what: str
     kind: str
@@ -84,7 +84,7 @@ class Size(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Milliseconds until an entry is durable, or that an append took; entries per second."""
+    """Milliseconds until an entry is durable, or milliseconds of an append; entries per second."""
 
     disk: str
     what: str
@@ -96,7 +96,7 @@ class Wait(NamedTuple):
 
 
 class Long(NamedTuple):
-    """A long journal; `cpu_s` is of the calling thread, `per_s` are entries per second of it."""
+    """A long journal; `cpu_s` is CPU time of the calling thread, `per_s` entries per second of that time."""
 
     what: str
     entries: int
@@ -125,7 +125,7 @@ def values(event: Known) -> tuple[type[Entry], float, float, dict[str, Any]]:
 
 
 def costs(events: Sequence[Known], repeats: int, folder: Path) -> list[Cost]:
-    """Measure writing per kind and of all entries, and reading of all."""
+    """Measure writing by kind of entry, and writing and reading of all entries."""
     groups: dict[str, list[Known]] = {ALL: list(events)}
     for event in events:
         groups.setdefault(kind_of(event), []).append(event)
@@ -163,7 +163,7 @@ def size_of(run: Path) -> Size:
 
 @contextlib.contextmanager
 def busy_disk(folder: Path) -> Iterator[None]:
-    """Write and sync large files beside the block."""
+    """Write and sync large files in another process while the block runs."""
     command = [sys.executable, "-c", LOAD, str(folder / "load")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
@@ -198,7 +198,7 @@ def commit_per_entry(disk: str, path: Path, lines: Sequence[bytes], seconds: flo
 
 
 async def group_commit(disk: str, path: Path, lines: Sequence[bytes], seconds: float, waiting: int) -> Wait:
-    """Let so many coroutines append an entry and wait until it is durable, again and again."""
+    """Run `count` coroutines that append an entry and wait until it is durable, again and again."""
     writer = JournalWriter(path, part_bytes=PART_BYTES, every_s=3600)
     waits_s: list[float] = []
     begin_s = time.perf_counter()
@@ -259,7 +259,7 @@ def durability(lines: Sequence[bytes], folder: Path, seconds: float) -> list[Wai
 
 
 def renumbered(event: Known, jobs: int, actions: int, t_s: float, trace_s: float) -> Known:
-    """Return an event with other numbers of jobs and operations, and later."""
+    """Return a copy of an event with other numbers of jobs and operations, and a later time."""
     new: dict[str, Any] = {"t_s": event.t_s + t_s, "trace_s": event.trace_s + trace_s}
     if hasattr(event, "job"):
         new["job"] = event.job + jobs
@@ -275,7 +275,7 @@ def renumbered(event: Known, jobs: int, actions: int, t_s: float, trace_s: float
 
 
 def copies(run: Path, entries: int) -> Iterator[Known]:
-    """Yield the events of a run that has the jobs of `run` again and again, until there are so many entries."""
+    """Yield events that repeat the jobs of `run` until the number of entries is reached."""
     found = list(read_events(run / "events.jsonl"))
     first = next(index for index, event in enumerate(found) if isinstance(event, kinds.Replay))
     replay = found[first]
@@ -335,8 +335,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of the disk")
-    parser.add_argument("--entries", type=int, default=1_000_000, help="of the long run; 0 for none")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each measurement of the disk")
+    parser.add_argument("--entries", type=int, default=1_000_000, help="entries of the long run; 0 for none")
     parser.add_argument("--place", type=Path, help="where files are written, instead of the temporary place")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

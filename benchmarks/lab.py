@@ -1,4 +1,4 @@
-"""A live lab of local nodes for the benchmarks, and how their results are printed."""
+"""A live lab of local nodes for the benchmarks, and functions that print results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_nodes(nodes: int = 2, cpus: float = 1.0, memory_mib: int = 1024, broker
 
 
 def print_machine() -> None:
-    """Print what these numbers were measured on."""
+    """Print the machine on which the results were measured."""
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
     user = "root" if os.geteuid() == 0 else "ordinary user"
     machine = f"{cpu_model()}, {os.cpu_count()} cores, kernel {platform.release()}"
@@ -33,7 +33,7 @@ def print_machine() -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows under their columns."""
+    """Print a table."""
     cells = [
         list(columns),
         *[[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows],

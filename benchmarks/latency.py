@@ -1,10 +1,11 @@
-"""From a guest's event to the caps that follow from it, in real runs: `python benchmarks/latency.py RUN...`.
+"""Latency from a guest's event to the caps that follow from it, in real runs: `python benchmarks/latency.py RUN...`.
 
-Read from the journals of runs; nothing is run. A job's last guest tells its end; the policy decides on it; each cap of
-that decision is set on all nodes of its job and read back. The latency is the time from the line of that guest's event
-to the line of the cap's outcome, by the controller's clock: the way of the event over the broker is not in it, the ways
-of the command and of the answer are. A cap of a job on which another operation was under way at the decision waits for
-that by design: such caps are counted apart. Goals: 20 ms in the median, 50 ms at the 99th percentile.
+The latencies come from the journals of finished runs. A job's last guest reports its end, the policy takes a decision,
+and each cap of that decision is set on all nodes of its job and read back. The latency is the time from the journal
+line of that guest's event to the line of the cap's outcome, by the controller's clock. So it includes the transport of
+the command and of the reply, but not that of the event. A cap of a job with another operation under way at the decision
+waits for that operation by design; such caps are counted separately. Goals: 20 ms in the median, 50 ms at the 99th
+percentile.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Latencies:
 
 def latencies(journal: Sequence[Mapping[str, Any]]) -> Latencies:
     """Return the latencies of one run's caps that follow from ends of jobs."""
-    told_s: dict[int, float] = {}  # the last guest's end, by job
-    cause_s = 0.0  # of the newest decision, 0 if no job's end is its cause
-    under_way: dict[int, int] = defaultdict(int)  # operations of a job
-    begun: dict[int, tuple[float, bool]] = {}  # caps by action: when their cause was told, whether they were held up
+    told_s: dict[int, float] = {}  # when the last guest's end was reported, by job
+    cause_s = 0.0  # time of the cause of the newest decision, 0 if the cause is not the end of a job
+    under_way: dict[int, int] = defaultdict(int)  # number of operations, by job
+    begun: dict[int, tuple[float, bool]] = {}  # caps by action: time of their cause, whether they had to wait
     busy_jobs: set[int] = set()
     found = Latencies([], [])
     for entry in journal:

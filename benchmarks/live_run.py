@@ -18,8 +18,8 @@ from testbed.scheduling.workload.table import write_table
 def live_run(scenario: str, jobs: Sequence[Job], policy: str, core_rate: float | None = None) -> Iterator[Path]:
     """Run the jobs by a scenario whose trace is `jobs.csv`; yield the run directory, which is removed afterwards.
 
-    Their work is that of `core_rate` units per second of a core; by default each run measures the rate of its own. A
-    run that fails ends the benchmark, with the end of what the run has said.
+    The work of the jobs is sized by `core_rate`, units per second of a core; by default each run measures this rate. A
+    run that fails ends the benchmark with the last output of the run.
     """
     if core_rate is not None:
         scenario = scenario.replace("[programs]\n", f"[programs]\nunits_per_core_s = {core_rate}\n")
@@ -36,10 +36,10 @@ def live_run(scenario: str, jobs: Sequence[Job], policy: str, core_rate: float |
 
 
 def measured_core_rate(scenario: str, policy: str, job: Job) -> float:
-    """Return the work units per second of a core: the greatest that three runs of a serial job measure.
+    """Return the work units per second of a core: the highest rate that three runs of a serial job measure.
 
-    Each measures it before it begins. Rates differ by a fifth, so runs that are compared need the same one. What
-    else runs on the machine makes a core slower, never faster.
+    Each run measures the rate before it begins. Rates differ by a fifth, so compared runs need the same one. The
+    maximum is used because other load on the machine makes a core slower, never faster.
     """
     found = []
     for _ in range(3):

@@ -1,7 +1,7 @@
-"""A large run directory, made: the schedule of a simulated trace, journalled and measured as a live run would be.
+"""A large synthetic run directory: the schedule of a simulated trace, journalled and measured as a live run would be.
 
-Decisions are those of the policy, with their views. Operations take a fixed time and one by memory, with noise, from
-seeded generators; samples of nodes and guests fill up to the wanted number of points.
+Decisions are those of the policy, with their views. Operations take a fixed time and a time by memory, with noise from
+seeded generators. Samples of nodes and guests are added until the wanted number of points is reached.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CAP_WINDOW_S = 10.0
 
 @dataclass
 class Shape:
-    """How many points of each measurement, entries of the journal, and reschedulings there are."""
+    """The number of points by measurement, of entries of the journal, and of reschedulings."""
 
     points: Counter[str] = field(default_factory=Counter)
     entries: int = 0
@@ -50,7 +50,7 @@ class Shape:
 
 
 class _Recording:
-    """The policy, with its decisions written down."""
+    """The policy, whose decisions are recorded."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -82,7 +82,7 @@ class _Stay:
 
 
 class _Maker:
-    """Writes down in wall seconds what placements in trace seconds come to."""
+    """Journals placements, and converts their trace seconds to wall seconds."""
 
     def __init__(self, directory: RunDirectory, jobs: list[Job], scale: float, seed: int) -> None:
         self.directory, self.jobs, self.scale = directory, jobs, scale
@@ -92,7 +92,7 @@ class _Maker:
         self.stays: list[_Stay] = []
         self.now: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self.busy_s: dict[int, float] = {}
-        self.saved: dict[int, tuple[float, float]] = {}  # row to when its images were there, and how long that took
+        self.saved: dict[int, tuple[float, float]] = {}  # by row: when images were complete, seconds of the save
         self.records: dict[int, list[dict[str, object]]] = {}
         self.actions = 0
 
@@ -103,7 +103,7 @@ class _Maker:
         self.measured.append((at_s, name, dict(tags), dict(fields)))
 
     def operation(self, at_s: float, row: int, verb: str, nodes: tuple[int, ...], share: float, moved: int) -> float:
-        """An intent and its outcome; return when it ended."""
+        """Journal an intent and its outcome; return the time of the outcome."""
         job = self.jobs[row].job_id
         begin_s = max(at_s, self.busy_s.get(row, 0.0))
         fixed_s, gb_per_s = (0.01, math.inf) if verb == "cap" else (0.3, 0.5)
@@ -142,7 +142,7 @@ class _Maker:
         ]
 
     def take(self, placed: Placement) -> None:
-        """A decision was taken for a job."""
+        """Journal a decision for a job."""
         row, at_s = placed.row, placed.time_s / self.scale
         now = self.now.get(row)
         if not placed.nodes:
@@ -219,11 +219,11 @@ class _Maker:
 
 
 def make_run(path: Path, *, points: int, jobs: int, nodes: int, seed: int = 1) -> Shape:
-    """Make a run directory of about `points` points, at least those that its schedule has, and say what it holds."""
+    """Make a run directory of about `points` points, at least those of its schedule; return its counts."""
     use_compiled()
     trace = synthetic_trace(nodes, jobs, seed)
     policy = _Recording(parse(POLICY))
-    run = run_loop(trace, nodes, policy, constant(300.0).table(8.0), record=True, views=True)  # type: ignore[arg-type]  # it stands for a policy
+    run = run_loop(trace, nodes, policy, constant(300.0).table(8.0), record=True, views=True)  # type: ignore[arg-type]  # it replaces a policy
     scale = float(run.end_s.max()) / WALL_S
     tags = {"run": path.name, "lab": "made", "policy": POLICY}
     directory = RunDirectory(path, tags)
@@ -266,7 +266,7 @@ def _caps(maker: _Maker) -> None:
 
 
 def _samples(maker: _Maker, left: int, nodes: int) -> None:
-    """Samples of nodes, guests and supersteps at even intervals, as many as are left."""
+    """Write the remaining points: samples of nodes, guests and supersteps at even intervals."""
     parallel = {job.job_id for job in maker.jobs if job.tasks > 1}
     weights = [(stay.end_s - stay.begin_s) * (2 if stay.job in parallel else 1) for stay in maker.stays]
     if left <= 0:

@@ -89,7 +89,7 @@ def stretches(jobs: Sequence[Job], end_s: Sequence[float]) -> dict[str, float]:
 
 
 def simulated(seed: int, load: float, profile: str, way: str, core_rate: float) -> dict[str, Any]:
-    """Simulate one case; the speed of a core does not matter there."""
+    """Simulate one case; the speed of a core does not matter in a simulation."""
     del core_rate
     factor, suffix = WAYS[way]
     jobs = misdeclared(simulated_jobs(seed, load), factor, seed)
@@ -123,7 +123,7 @@ def live(seed: int, load: float, profile: str, way: str, core_rate: float) -> di
 
 
 def live_needs(run: Path, jobs: Sequence[Job]) -> dict[str, float]:
-    """Return the ratio of the needs that the policy saw at the end to the real ones at the beginning, its median."""
+    """Return the median ratio of the needs that the policy had at the end to the real ones at the beginning."""
     real = {job.job_id: job.real_need_frac for job in jobs}
     seen: dict[int, float] = {}
     for event in read_events(run / "events.jsonl", is_decision):
@@ -161,7 +161,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=0, help="number of simulated seeds")
@@ -186,7 +186,7 @@ def run_missing(chosen: argparse.Namespace) -> None:
     for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
         for seed in range(chosen.first, chosen.first + seeds):
             cases = [(load, profile, way) for load in LOADS for profile in PROFILES for way in WAYS]
-            random.Random(seed).shuffle(cases)  # noqa: S311  # an order
+            random.Random(seed).shuffle(cases)  # noqa: S311  # a random order, not a secret
             for load, profile, way in cases:
                 if (world, seed, load, profile, way) in there:
                     continue

@@ -1,15 +1,15 @@
-"""How well services are placed once, by slack of memory: every algorithm of `testbed place` on a grid of instances.
+"""Quality of static placements by slack of memory: every algorithm of `testbed place` on a grid of instances.
 
     python benchmarks/placement.py --set small --seeds 30 --json placement.jsonl
     python benchmarks/placement.py --set large --seeds 10 --json placement.jsonl --figure placement.svg
     python benchmarks/placement.py --table placement.jsonl --figure placement.svg
     python benchmarks/placement.py --speed --json speed.jsonl
 
-[PHD] leaves the parameters of its figure to other papers; these are ours. CPU needs and memory are normal, mean 0.5 and
-standard deviation 0.25, cut to 0.01 to 1; then memory is scaled so that the sum of all leaves the slack, 0.1 to 0.9 of
-all memory, free. `small` has 12 services on 4 nodes, which the integer program can solve, `large` 100, 250 and 500 on
-64 nodes, there with a linear program for 100 alone. Instances and algorithms come in random order. The file gets a line
-for each placement; those in it are not made again. `--speed` times packings of 10,000 tasks on 1,000 nodes.
+[PHD] leaves the parameters of its figure to other papers; these are ours. CPU needs and memory are normal with mean 0.5
+and standard deviation 0.25, cut to 0.01 to 1. Memory is then scaled so that a slack of 0.1 to 0.9 of all memory remains
+free. `small` has 12 services on 4 nodes, which the integer program can solve. `large` has 100, 250 and 500 services on
+64 nodes, with linear programs for 100 services only. Instances and algorithms come in random order. The file gets one
+line per placement; placements that are in it are skipped. `--speed` times packings of 10,000 tasks on 1,000 nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from testbed.scheduling.static.problem import StaticProblem
 
 SLACKS = tuple(round(0.1 * tenth, 1) for tenth in range(1, 10))
 SETS = {"small": (4, (12,)), "large": (64, (100, 250, 500))}
-PROGRAMS = ("RRNZ", "RRND")  # a linear program each
+PROGRAMS = ("RRNZ", "RRND")  # these solve a linear program
 MOST_LINEAR, MOST_INTEGER = 100 * 64, 12 * 4  # pairs of a service and a node
 TIME_LIMIT_S = 60.0
 LEAST, MOST, MEAN, DEVIATION = 0.01, 1.0, 0.5, 0.25
@@ -47,7 +47,7 @@ def instance(nodes: int, services: int, slack: float, seed: int) -> StaticProble
     total = (1.0 - slack) * nodes
     if total > services:
         raise SystemExit(f"{services} services cannot fill {total:g} nodes")
-    for _ in range(100):  # what was cut to 1 leaves more to the others
+    for _ in range(100):  # cutting values to 1 leaves more memory to the others
         open_ = memory < MOST
         memory = np.where(open_, memory * (total - (~open_).sum()) / memory[open_].sum(), memory)
         memory = np.minimum(memory, MOST)
@@ -57,7 +57,7 @@ def instance(nodes: int, services: int, slack: float, seed: int) -> StaticProble
 
 
 def algorithms_for(services: int, nodes: int) -> list[str]:
-    """Return the algorithms that can be used for so many."""
+    """Return the algorithms that can handle this number of services and nodes."""
     pairs = services * nodes
     return [
         name for name in ALGORITHMS
@@ -66,7 +66,7 @@ def algorithms_for(services: int, nodes: int) -> list[str]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return means over the instances that every algorithm of the set has placed, and how many each failed on."""
+    """Return means over the instances that every algorithm of the set has placed, and the failures of each."""
     lines = ["| services on nodes | slack | algorithm | placed | minimum yield | 95 % interval | gap to bound | s |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for services, nodes in sorted({(row["services"], row["nodes"]) for row in rows}):
@@ -100,7 +100,7 @@ def _figures(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def draw_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw minimum yield and failures over slack, a column for each number of services."""
+    """Draw minimum yield and failures over slack, with one column per number of services."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
 
     cases = sorted({(row["services"], row["nodes"]) for row in rows})
@@ -154,15 +154,15 @@ def speed(path: Path) -> None:
 
 
 def main() -> None:
-    """Make the placements that are missing, and print the table."""
+    """Make the missing placements, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", choices=[*SETS], help="which instances")
     parser.add_argument("--seeds", type=int, default=10, help="instances at each point of the grid")
-    parser.add_argument("--time-limit-s", type=float, default=TIME_LIMIT_S, help="for each program")
+    parser.add_argument("--time-limit-s", type=float, default=TIME_LIMIT_S, help="limit of each program")
     parser.add_argument("--speed", action="store_true", help="time the packing of many tasks instead")
-    parser.add_argument("--json", type=Path, default=Path("placement.jsonl"), help="file for the raw figures, added to")
+    parser.add_argument("--json", type=Path, default=Path("placement.jsonl"), help="file for the raw figures")
     parser.add_argument("--table", type=Path, help="only print the table of this file")
-    parser.add_argument("--figure", type=Path, help="draw there")
+    parser.add_argument("--figure", type=Path, help="file of the figure")
     chosen = parser.parse_args()
     if chosen.speed:
         print_machine()
@@ -181,7 +181,7 @@ def main() -> None:
             for name in algorithms_for(services, nodes)
         ]  # fmt: skip
         left = [case for case in cases if case not in there]
-        random.Random(1).shuffle(left)  # noqa: S311  # an order
+        random.Random(1).shuffle(left)  # noqa: S311  # a random order, not a secret
         for number, (_, services, slack, seed, name) in enumerate(left, 1):
             found = place(instance(nodes, services, slack, seed), name, Settings(chosen.time_limit_s, seed))
             add_rows(chosen.json, [{

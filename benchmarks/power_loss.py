@@ -1,15 +1,15 @@
 """Runs whose controller loses power: `python benchmarks/power_loss.py [--times 20] [--first 1] [--out FILE.jsonl]`.
 
-The controller is alone in a machine of its own (`power_machine.py`); the broker and two agents with real processes are
-on the host. In each repetition twelve jobs start, are saved, moved to the other node and restored. At a moment that the
-number of the repetition determines, the machine loses power: right after a command or a reply of a certain kind, or at
-any time. Every third repetition loses power a second time, right after the resumed controller has asked a node for its
+The controller runs in a virtual machine (`power_machine.py`); the broker and two agents with real processes run on the
+host. In each repetition twelve jobs start, are saved, moved to the other node and restored. At a moment that the number
+of the repetition determines, the machine loses power: right after a command or a reply of a certain kind, or at any
+time. Every third repetition loses power a second time, right after the resumed controller has asked a node for its
 guests, or after a later command. The machine is switched on again, and runs `testbed resume`.
 
-A repetition is well if all jobs are done with right results, and the journal that survived each loss is readable and
-has the intent of every command that any agent has received. Each is one line of the file, which also tells repetitions
-that need not be done again, as they were done with the same code. Needs QEMU, Mosquitto and the parts of the guest
-image; root is not needed. The exit code is 1 if a repetition was not well.
+A repetition passes if all jobs are done with correct results, and the journal that survived each loss is readable and
+has the intent of every command that any agent has received. The file has one line per repetition; repetitions that
+passed with the same code are skipped. Needs QEMU, Mosquitto and the parts of the guest image, but not root. The exit
+code is 1 if a repetition failed.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ on_controller_loss = "keep"
 [broker]
 address = "$DFRS_BROKER"
 [programs]
-units_per_core_s = 48000.0 # about what a core does
+units_per_core_s = 48000.0 # about the rate of a core
 iteration_s = 0.05
 check_results_s = 600
 [workload]
 trace = "{DATA}/jobs.csv"
-[deadlines] # an emulated controller takes ten times as long for its part
+[deadlines] # an emulated controller is ten times as slow
 announce_s = 120
 command_s = 180
 node_silence_s = 60
@@ -100,7 +100,7 @@ TRACE = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n" + "
 )
 PHASES = ("starting", "started", "holding", "saving", "saved", "transferring", "restoring", "any")
 ANY_UNTIL_S = 60.0
-_NAMES: dict[type, tuple[str, str]] = {  # of the phases that a command begins, and that its reply ends
+_NAMES: dict[type, tuple[str, str]] = {  # by command: the phase that it begins, and the phase that its reply begins
     Start: ("starting", "started"), SetCaps: ("capping", "capped"), Hold: ("holding", "held"),
     Save: ("saving", "saved"), FetchImage: ("transferring", "transferred"), ListGuests: ("asking", "asked"),
 }  # fmt: skip
@@ -118,7 +118,7 @@ class Seen:
 
     @property
     def phase(self) -> str:
-        """Which of the phases it begins or ends."""
+        """The phase that this message begins or ends."""
         began, ended = _NAMES.get(type(self.command.action), ("", ""))
         if isinstance(self.command.action, Start) and self.command.action.image is not None:
             began, ended = "restoring", "restored"
@@ -127,9 +127,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Moment:
-    """When power is lost: `delay_s` after the `nth` message of the phase since the machine was switched on.
+    """The moment of a power loss: `delay_s` after the `nth` message of the phase since the machine was switched on.
 
-    Of the phase `any` it is so long after the first command that starts, restores or adopts a guest.
+    In the phase `any`, `delay_s` counts from the first command that starts, restores or adopts a guest.
     """
 
     phase: str
@@ -138,7 +138,7 @@ class Moment:
 
     @classmethod
     def chosen(cls, dice: random.Random, phase: str, most: int) -> Moment:
-        """Draw one; half of those after a message come at once."""
+        """Draw a moment; half of the moments after a message have no delay."""
         if phase == "any":
             return cls(phase, 1, round(dice.uniform(0.0, ANY_UNTIL_S), 3))
         return cls(phase, dice.randint(1, most), dice.choice([0.0, round(dice.uniform(0.0, 0.5), 3)]))
@@ -148,7 +148,7 @@ class Moment:
 
 
 def moments(number: int) -> list[Moment]:
-    """Return the losses of power of a repetition."""
+    """Return the power losses of a repetition."""
     dice = random.Random(number)  # noqa: S311  # not for secrets
     found = [Moment.chosen(dice, PHASES[(number - 1) % len(PHASES)], 8)]
     if number % 3 == 0:
@@ -158,14 +158,14 @@ def moments(number: int) -> list[Moment]:
 
 @dataclass
 class Ear:
-    """Hears all commands and replies of the lab."""
+    """Receives all commands and replies of the lab."""
 
     seen: list[Seen] = field(default_factory=list)
     _commands: dict[str, Command] = field(default_factory=dict)
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def hear(self, topic: str, payload: bytes) -> None:
-        """Take a message of the bus."""
+        """Record a message of the bus."""
         now_s = asyncio.get_running_loop().time()
         if topic.endswith("/command"):
             command = decode(Command, payload)
@@ -193,7 +193,7 @@ class Ear:
 
 
 def missing_intents(run: Path, seen: list[Seen]) -> list[str]:
-    """Return the commands that agents have received, and whose intent the journal does not have."""
+    """Return the commands that agents have received, but whose intent is not in the journal."""
     named: set[tuple[str, str]] = set()
 
     def keep(event: events.Known, _history: object) -> None:
@@ -229,7 +229,7 @@ def wanted_intent(action: object) -> tuple[str, str] | None:
 
 
 class World:
-    """The host's part of a repetition: broker, two agents, an ear on the bus, and the machine with its data disk."""
+    """The host's part of a repetition: broker, two agents, a listener on the bus, the machine and its data disk."""
 
     def __init__(self, folder: Path, machine: Machine) -> None:
         self.folder = folder
@@ -292,7 +292,7 @@ class World:
         return await self.machine.line("@ begin")
 
     async def lose_power(self) -> tuple[int, int]:
-        """Kill the machine, and make the disk as it is then; return how many writes were kept, and how many lost."""
+        """Kill the machine, and apply the loss to its disk; return the numbers of kept and of lost writes."""
         await self.machine.lose_power()
         return await asyncio.to_thread(after_power_loss, self.folder / "before.img", self._log, self._disk)
 
@@ -330,7 +330,7 @@ async def repeat(number: int, folder: Path, machine: Machine) -> dict[str, Any]:
         await machine.off()
         _keep_console(folder, machine)
         run = await asyncio.to_thread(world.run, "end")
-    goes_on_s = next((at_s for at_s, line in machine.lines if "the run goes on" in line), None)
+    goes_on_s = next((at_s for at_s, line in machine.lines if "the run continues" in line), None)
     return {
         "seed": number,
         "losses": losses,
@@ -345,7 +345,7 @@ def _keep_console(folder: Path, machine: Machine) -> None:
 
 
 def outcome(run: Path, started_s: float | None) -> dict[str, Any]:
-    """Return what a run tells at its end; `started_s` is the time from the start of `resume` until the run went on."""
+    """Return the results of a run; `started_s` is the time from the start of `resume` until the run continued."""
     resumed: list[events.Resumed] = []
     recovered: list[events.Recovered] = []
     decided: list[float] = []
@@ -414,11 +414,11 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--times", type=int, default=20, help="number of repetitions")
-    parser.add_argument("--first", type=int, default=1, help="number of the first one, which determines its losses")
+    parser.add_argument("--first", type=int, default=1, help="number of the first repetition; it determines the losses")
     parser.add_argument("--out", type=Path, default=Path("power-loss.jsonl"), help="file of the results")
     parser.add_argument("--keep", type=Path, help="folder for journals and logs of the repetitions")
     chosen = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that nothing is left of a repetition
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that a repetition cleans up after itself
         signal.signal(number, signal.default_int_handler)
     print_machine()
     code, at = code_digest(), commit()

@@ -1,9 +1,9 @@
 """A machine that can lose power: QEMU without KVM, a Debian kernel, ext4 disks, and in it this testbed's controller.
 
 The root disk is read-only and holds this interpreter, this testbed and the distributions that it needs. The data disk
-(ext4, data=ordered) holds the run directory. The host can kill QEMU: writes that the kernel of the machine had not sent
-to the disk are lost then. Writes that it had sent, but not flushed, are lost, too: QEMU logs all writes and flushes of
-the data disk, and `after_power_loss` makes the disk from the log up to the last flush.
+(ext4, data=ordered) holds the run directory. When the host kills QEMU, writes that the machine's kernel has not sent to
+the disk are lost. Writes that were sent, but not flushed, are lost, too: QEMU logs all writes and flushes of the data
+disk, and `after_power_loss` rebuilds the disk from the log up to the last flush.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from testbed.lab.guest_image.recipe_mpi import closure
 from testbed.lab.guest_image.recipe_tools import run
 
 HOST = "10.0.2.2"  # the host's loopback interface, as QEMU's user network shows it
-SITE = "/opt/site"  # distributions, in the machine
-DATA = "/data"  # the data disk, in the machine
+SITE = "/opt/site"  # where the machine has distributions
+DATA = "/data"  # where the machine has the data disk
 DATA_MIB = 128
 _MEMORY_MIB = 768
 CPU = "kvm64,+ssse3,+sse4.1,+sse4.2,+popcnt,+lahf-lm,+cx16"  # numpy needs these
 _ROOT_SPARE_MIB = 64
 _UNUSED = ("test", "tests", "idlelib", "ensurepip", "lib2to3", "turtledemo", "config-*", "*.a", "include", "f2py")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-# How every `init` begins: it loads the drivers.
+# The beginning of every `init`: it loads the drivers.
 INIT_BEGIN = """#!/bin/sh
 busybox=/bin/busybox
 $busybox mount -t proc proc /proc
@@ -48,7 +48,7 @@ for module in $($busybox cat /lib/modules/order) virtio_blk; do
     [ $module = xen-netfront ] || $busybox insmod /lib/modules/$module.ko
 done
 """
-# Prints marks, which the host reads, and runs or resumes the one run of the data disk.
+# Prints marks, which the host reads, and runs or resumes the only run of the data disk.
 _INIT = (
     INIT_BEGIN
     + """\
@@ -86,7 +86,7 @@ $busybox poweroff -f
 
 
 def make_root(scratch: Path, add: Callable[[Path], None]) -> Path:
-    """Make the root disk: this interpreter, this testbed, and what `add` puts into the folder with all its files."""
+    """Make the root disk: this interpreter, this testbed, and the files that `add` puts into its folder."""
     tree, disk = scratch / "root", scratch / "root.img"
     stdlib = Path(sysconfig.get_path("stdlib"))
     ignore = shutil.ignore_patterns(*_UNUSED)
@@ -99,7 +99,7 @@ def make_root(scratch: Path, add: Callable[[Path], None]) -> Path:
     for name in _needed("dfrs-testbed"):
         _copy_distribution(name, site)
     here = Path(__file__).resolve().parents[1]
-    for package in ("testbed", "node_agent"):  # of this checkout, also where another is installed
+    for package in ("testbed", "node_agent"):  # from this checkout, even if another version is installed
         shutil.rmtree(site / package, ignore_errors=True)
         shutil.copytree(here / package, site / package, ignore=ignore)
     for folder in ("proc", "sys", "dev", "tmp", "etc", DATA.lstrip("/")):
@@ -137,7 +137,7 @@ def add_program(tree: Path, program: Path) -> None:
 
 
 def python_path() -> Path:
-    """Return where the interpreter is, here and in the machine."""
+    """Return the path of the interpreter, which is the same in the machine."""
     return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -152,7 +152,7 @@ def _needed(name: str) -> set[str]:
         try:
             requires = importlib.metadata.requires(each) or []
         except importlib.metadata.PackageNotFoundError:
-            continue  # of another platform or version of Python
+            continue  # a requirement of another platform or version of Python
         found.add(each)
         waiting += [match[0] for text in requires if "extra ==" not in text and (match := _NAME.match(text))]
     return found
@@ -172,7 +172,7 @@ def _copy_libraries(tree: Path, python: Path) -> None:
     """Copy the libraries of this system that the interpreter and its extensions need."""
     loader, libraries = closure((python,))
     for extension in tree.rglob("*.so*"):
-        with suppress(Exception):  # a library of a wheel that is not loaded here may lack others
+        with suppress(Exception):  # a wheel's library that is not loaded here may lack dependencies
             libraries |= closure((extension,))[1]
     for path in {loader, *libraries.values()}:
         target = tree / path.relative_to("/")
@@ -182,9 +182,9 @@ def _copy_libraries(tree: Path, python: Path) -> None:
 
 
 def make_initramfs(scratch: Path, init: str | None = None) -> tuple[Path, Path]:
-    """Return kernel and first file system: those of the guest image, with a disk's driver and an `init` of its own.
+    """Return kernel and initramfs: those of the guest image, with a driver for disks and with another `init`.
 
-    The one by default runs or resumes the run of the data disk.
+    The default `init` runs or resumes the run of the data disk.
     """
     image = build()
     downloads = default_cache() / "downloads"
@@ -232,7 +232,7 @@ class Machine:
         self._news = asyncio.Condition()
 
     async def start(self, data: Path, log: Path) -> None:
-        """Switch it on; writes and flushes of the data disk go to `log`."""
+        """Switch the machine on; writes and flushes of the data disk go to `log`."""
         kernel, initramfs, root = self._boot
         await asyncio.to_thread(log.write_bytes, b"")
         self.lines = []
@@ -263,7 +263,7 @@ class Machine:
             self._news.notify_all()
 
     async def line(self, words: str) -> float:
-        """Wait for a line with these words; return when it came. Raises `RuntimeError` if the machine ends before."""
+        """Wait for a line with these words; return its time. Raises `RuntimeError` if the machine ends before."""
 
         def found() -> list[float]:
             return [at_s for at_s, line in self.lines if words in line]
@@ -280,17 +280,17 @@ class Machine:
 
     @property
     def on(self) -> bool:
-        """Whether it is on."""
+        """Whether the machine is on."""
         return self._process is not None and self._process.returncode is None
 
     async def lose_power(self) -> None:
-        """Kill it; no more of its writes are carried out."""
+        """Kill the machine; pending writes are not carried out."""
         if self._process is not None and self._process.returncode is None:
             os.kill(self._process.pid, signal.SIGKILL)
         await self.off()
 
     async def off(self) -> None:
-        """Wait until it is off."""
+        """Wait until the machine is off."""
         if self._process is not None and self._reader is not None:
             await self._process.wait()
             await self._reader
@@ -300,12 +300,12 @@ class Machine:
 
 _MAGIC = 0x6A736677736872
 _FLUSH, _DISCARD = 1, 4
-_HEAD = struct.Struct("<QQQI")  # of the log: magic, version, entries, bytes of a sector
+_HEAD = struct.Struct("<QQQI")  # head of the log: magic, version, entries, bytes of a sector
 _ENTRY = struct.Struct("<QQQQ")  # first sector, sectors, flags, bytes of data that follow
 
 
 def _entries(log: Path) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield offset, length, flags and data of each write that is whole in a log."""
+    """Yield offset, length, flags and data of each complete write in a log."""
     with log.open("rb") as file:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
@@ -327,7 +327,7 @@ def _entries(log: Path) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def after_power_loss(before: Path, log: Path, disk: Path) -> tuple[int, int]:
-    """Make the disk as it is when all writes since the last flush are lost; return those kept and those lost.
+    """Make the disk without the writes since the last flush; return the numbers of kept and of lost writes.
 
     `before` is the disk as it was when the machine was switched on.
     """

@@ -1,4 +1,4 @@
-"""Live DFRS whose passes know the cost of moves, or move few jobs, beside the same policy without: the same jobs.
+"""Live DFRS with passes that know the cost of moves, or that move few jobs, compared with the plain policy.
 
     python benchmarks/price_of_moves.py --seeds 5 --overheads calibration.toml --json price.jsonl
     python benchmarks/price_of_moves.py --table price.jsonl
@@ -103,7 +103,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=0, help="number of seeds")
@@ -130,7 +130,7 @@ def run_missing(chosen: argparse.Namespace) -> None:
         rates = [measured_core_rate(_scenario(chosen.overheads), POLICY, Job(1, 0.0, 1, 0.5, 0.2, 5.0))]
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         ways = list(WAYS)
-        random.Random(seed).shuffle(ways)  # noqa: S311  # an order
+        random.Random(seed).shuffle(ways)  # noqa: S311  # a random order, not a secret
         for way in ways:
             if (seed, way) in there:
                 continue

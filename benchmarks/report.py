@@ -1,8 +1,8 @@
 """The page of a large run: `python benchmarks/report.py [--points 1000000] [--jobs 2000] [--nodes 128] [--json]`.
 
-Seconds by the wall clock and peak resident memory of `testbed report RUN` as a process of its own, its start included,
-on a run directory that is made for it (`made_run.py`); beside it `--no-html`, the tables alone. The goals are 30 s and
-1 GiB for a million points of 2,000 jobs.
+Wall seconds and peak resident memory of a process `testbed report RUN`, including its start, on a synthetic run
+directory (`made_run.py`), with and without `--no-html` (tables only). The goals are 30 s and 1 GiB for a million points
+of 2,000 jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lab import cpu_model, print_machine, print_table
 from made_run import make_run
 
 GOAL_S, GOAL_MIB = 30.0, 1024.0
-# VmHWM begins anew with the program; ru_maxrss would be at least what this process had when it forked.
+# VmHWM starts from zero at exec; ru_maxrss would be at least the memory of this process at the fork.
 _COMMAND = """
 import re, sys
 from testbed.cli.main import main

@@ -1,4 +1,4 @@
-"""Kill the controller of a run in each phase of its work, resume it, and print how long both took.
+"""Kill the controller of a run in each phase of its work, resume the run, and print blind and recovery times.
 
     python benchmarks/resume.py --times 5 --json resume.json --keep kept
 
@@ -7,7 +7,7 @@ that interrupts each job once and resumes it with its nodes swapped. Blind time:
 killed controller until the next one has asked every node. Recovery: from the start of `testbed resume` until then, and
 until the first decision after it.
 
-Exit code 1 if not all jobs of a run were done and right; `--keep` copies the directory of such a run.
+The exit code is 1 if not all jobs of a run were done with correct results; `--keep` copies the directory of such a run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def install(folder: Path, module: str, entry_point: str) -> None:
 
 
 def repeat(phase: str, victim: str, keep: Path | None) -> dict[str, object]:
-    """Kill and resume one run; return what was measured. A run that did not end well is copied to `keep`."""
+    """Kill and resume one run; return its measures. The directory of a run that failed is copied to `keep`."""
     with tempfile.TemporaryDirectory(prefix="dfrs-r") as name:
         folder = Path(name)
         install(folder / "site", "interrupting", "[testbed.policies]\nInterrupting = dfrs_interrupting:interrupting\n")
@@ -98,7 +98,7 @@ def repeat(phase: str, victim: str, keep: Path | None) -> dict[str, object]:
 
 
 def is_whole(row: dict[str, object]) -> bool:
-    """Return whether all jobs of a run are done and right."""
+    """Return whether all jobs of a run are done with correct results."""
     return row["exit"] == 0 and row["done"] == row["jobs"] == row["right"]
 
 
@@ -128,9 +128,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=3, help="repetitions per phase")
     parser.add_argument("--victims", default="controller,agent", help="what is killed")
-    parser.add_argument("--phases", default=",".join(PHASES), help="in which phases")
+    parser.add_argument("--phases", default=",".join(PHASES), help="phases in which the controller or agent is killed")
     parser.add_argument("--json", type=Path, help="file for the raw figures")
-    parser.add_argument("--keep", type=Path, help="folder for the directories of runs that did not end well")
+    parser.add_argument("--keep", type=Path, help="folder for the directories of failed runs")
     chosen = parser.parse_args()
     found: list[dict[str, object]] = []
     print_machine()

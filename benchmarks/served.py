@@ -1,12 +1,13 @@
-"""A served lab with three users for a while, and the same jobs under EASY.
+"""A served lab with three users, and the same jobs replayed under EASY.
 
     python benchmarks/served.py --minutes 20 --out served
     python benchmarks/served.py --table served
 
-Four nodes that are processes are served under XGE. One user gives serial jobs in bursts, one ordinary parallel jobs,
-and one short parallel jobs by `-xge`; each is a user of this machine, so root is needed. Jobs beyond a user's limit are
-refused. Then the run becomes a trace, which is replayed live under EASY, and simulated under both policies without
-penalties. What is in the folder `--out` is not done again. The table has waits and response times by user.
+Four nodes of processes are served under XGE. One user submits serial jobs in bursts, one submits ordinary parallel
+jobs, and one submits short parallel jobs with `-xge`. Each is a user of this machine, so root is needed. Jobs beyond a
+user's limit are refused. Then the run becomes a trace, which is replayed live under EASY, and simulated under both
+policies without penalties. Steps whose results are in the folder `--out` are skipped. The table has waits and response
+times by user.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ jobs_per_user = 8
 
 @dataclass(frozen=True)
 class User:
-    """A user of this machine, and the jobs that this user gives: tasks, their CPU need, seconds of work, how often."""
+    """A user of this machine, and the jobs that this user submits: tasks, CPU need, seconds of work, frequency."""
 
     name: str
     tasks: tuple[int, ...]
@@ -86,7 +87,7 @@ USERS = (
 
 
 def give(user: User, seed: int, until_s: float) -> None:
-    """Give jobs as a user until a time of the monotonic clock; one more that is refused for a limit comes later."""
+    """Submit jobs as a user until a time of the monotonic clock; a job that a limit refuses is submitted later."""
     draw = random.Random(f"{seed} {user.name}")  # noqa: S311  # the same jobs for the same seed
     account = pwd.getpwnam(user.name)
     os.setgroups([])
@@ -107,7 +108,7 @@ def give(user: User, seed: int, until_s: float) -> None:
 
 
 def serve(folder: Path, minutes: float, seed: int) -> Path:
-    """Serve the lab for so many minutes; return the run directory."""
+    """Serve the lab for some minutes; return the run directory."""
     (folder / "served.toml").write_text(SCENARIO)
     command = [sys.executable, "-m", "testbed", "serve", "served.toml", "--out", "runs"]
     with (folder / "serve.log").open("w") as log, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as lab:
@@ -139,7 +140,7 @@ def _until_ready(lab: subprocess.Popen[bytes]) -> None:
             time.sleep(0.5)
         else:
             return
-    raise SystemExit("the lab does not take jobs")
+    raise SystemExit("the lab does not accept jobs")
 
 
 def _testbed(folder: Path, *words: str) -> str:
@@ -152,7 +153,7 @@ def _testbed(folder: Path, *words: str) -> str:
 
 
 def replay(folder: Path, run: Path) -> None:
-    """Replay what the users gave: live under EASY, and simulated under both policies."""
+    """Replay the submitted jobs: live under EASY, and simulated under both policies."""
     _testbed(folder, "trace", "convert", str(run), "trace.csv", "--from", "run")
     if not (folder / "easy").exists():
         _testbed(folder, "run", "served.toml", "--trace", "trace.csv", "--policy", "EASY", "--out", "easy")
@@ -195,9 +196,9 @@ def _both(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Do what is missing, and print the table."""
+    """Do the missing steps, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=20.0, help="for which users give jobs")
+    parser.add_argument("--minutes", type=float, default=20.0, help="minutes for which users submit jobs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("served"), help="folder for the runs")
     parser.add_argument("--table", type=Path, help="only print the table of this folder")
@@ -205,7 +206,7 @@ def main() -> None:
     folder: Path = chosen.table or chosen.out
     if chosen.table is None:
         if os.geteuid() != 0:
-            raise SystemExit("expected root, who can be three other users")
+            raise SystemExit("expected root, because jobs are submitted as three other users")
         print_machine()
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)

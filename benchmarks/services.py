@@ -1,4 +1,4 @@
-"""Live services under static placement: the minimum yield that is decided, that guests get, and its bound.
+"""Live services under static placement: the minimum yield of the decision, the measured one, and the bound.
 
     python benchmarks/services.py --seeds 5 --json services.jsonl
     python benchmarks/services.py --table services.jsonl
@@ -47,7 +47,7 @@ iteration_s = 0.2
 
 
 def services_of(seed: int) -> list[Job]:
-    """Return the services: they end long after the last one has come."""
+    """Return the services; all of them outlast the last arrival by far."""
     draw = random.Random(seed)  # noqa: S311  # the same services for the same seed
     return [
         Job(
@@ -113,7 +113,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=0, help="number of seeds")
@@ -137,7 +137,7 @@ def run_missing(chosen: argparse.Namespace) -> None:
         rates = [measured_core_rate(SCENARIO, POLICIES[0], Job(1, 0.0, 1, 0.5, 0.2, 5.0))]
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         policies = list(POLICIES)
-        random.Random(seed).shuffle(policies)  # noqa: S311  # an order
+        random.Random(seed).shuffle(policies)  # noqa: S311  # a random order, not a secret
         for policy in policies:
             if (seed, policy) in there:
                 continue

@@ -1,12 +1,12 @@
-"""What the exchange of shares costs an agent with eight guests: `python benchmarks/share_cost.py --repeats 5`.
+"""Cost of the exchange of shares for an agent with eight guests: `python benchmarks/share_cost.py --repeats 5`.
 
     python benchmarks/share_cost.py --repeats 5 --json share-cost.jsonl
     python benchmarks/share_cost.py --table share-cost.jsonl
 
-Two jobs of eight tasks run on two nodes, so each node has eight guests, four of each job. CPU time of an agent and its
-messages about shares are those that it reports itself, while all guests work. `none` is the same run without exchange:
-the difference to it is what the exchange costs. Goal: at most 1.5 % of a core in all. The modes come in random order
-within each repeat. The file gets a line for each run; those that are in it are not run again.
+Two jobs of eight tasks run on two nodes, so each node has eight guests, four of each job. The agents themselves report
+their CPU time and their messages about shares, while all guests work. `none` is the same run without exchange: the
+difference to it is the cost of the exchange. Goal: at most 1.5 % of a core in total. The modes come in random order
+within each repeat. The file gets one line per run; runs that are in it are skipped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ iteration_s = 0.2
 
 
 def measure(mode: str) -> list[dict[str, object]]:
-    """Run it; return what was measured of each node's agent."""
+    """Run one case; return the measures of each node's agent."""
     jobs = [Job(number, 0.0, TASKS, 0.1, 0.1, WORK_S) for number in range(1, JOBS + 1)]
     with live_run(SCENARIO, jobs, f"DPS/{mode}") as run:
         begin_ns, end_ns = at_work(run)
@@ -55,7 +55,7 @@ def measure(mode: str) -> list[dict[str, object]]:
 
 
 def at_work(run: Path) -> tuple[int, int]:
-    """Return from when until when all guests worked, in wall nanoseconds."""
+    """Return the time span in which all guests worked, in wall nanoseconds."""
     first: dict[object, float] = {}
     ends = []
     for entry in read_journal(run / "events.jsonl"):
@@ -112,7 +112,7 @@ def table(rows: Sequence[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, default=Path("share-cost.jsonl"), help="file for the raw figures")
@@ -122,7 +122,7 @@ def main() -> None:
         print_machine()
         there = {(row["repeat"], row["mode"]) for row in read_rows(chosen.json)}
         for repeat in range(1, chosen.repeats + 1):
-            for mode in random.Random(repeat).sample(MODES, len(MODES)):  # noqa: S311  # an order
+            for mode in random.Random(repeat).sample(MODES, len(MODES)):  # noqa: S311  # a random order, not a secret
                 if (repeat, mode) in there:
                     continue
                 rows = [{"repeat": repeat, "mode": mode, **found} for found in measure(mode)]

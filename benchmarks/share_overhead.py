@@ -1,12 +1,12 @@
-"""The experiment of [DPS] Figure 3: what guests, and the exchange of shares, cost a parallel job that sends messages.
+"""The experiment of [DPS] Figure 3: overhead of guests, and of the exchange of shares, for a communicating job.
 
     python benchmarks/share_overhead.py --repeats 10 --json share-overhead.jsonl
     python benchmarks/share_overhead.py --table share-overhead.jsonl
 
-A job of four tasks, each of which sends to all others, is alone on four nodes, two on a CPU, without bounds. Its work
-is the same in all cases. The fewer elements it computes in an iteration, the more messages it sends. `native` is the
-same program without guests. Cases come in random order within each repeat. The file gets a line for each case; those
-that are in it are not run again.
+A job of four tasks, each of which sends to all others, runs alone on four nodes, two on each CPU, without caps. Its
+work is the same in all cases. The fewer elements it computes in an iteration, the more messages it sends. `native` is
+the same program without guests. Cases come in random order within each repeat. The file gets one line per case; cases
+that are in it are skipped.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from testbed.measure.rundir import read_journal
 from testbed.scheduling.workload.jobs import Job
 
 MODES = ("native", "none", "distributed", "bank")
-ITERATIONS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of a task that has a whole core
+ITERATIONS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # for a task with a whole core
 NODES, NODE_CORES = 4, 1.0
-WORK_S = 10.0  # of a task that has a whole core
+WORK_S = 10.0  # for a task with a whole core
 NATIVE_S = 10.0
 
 
@@ -114,7 +114,7 @@ def table(rows: Sequence[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="number of the first repeat, which is its seed")
     parser.add_argument("--repeats", type=int, default=10)
@@ -127,7 +127,7 @@ def main() -> None:
         there = {(row["repeat"], row["iteration_s"], row["mode"]) for row in read_rows(chosen.json)}
         for repeat in range(chosen.first, chosen.first + chosen.repeats):
             cases = [(float(iteration), mode) for iteration in chosen.iterations.split(",") for mode in MODES]
-            random.Random(repeat).shuffle(cases)  # noqa: S311  # an order
+            random.Random(repeat).shuffle(cases)  # noqa: S311  # a random order, not a secret
             for iteration_s, mode in cases:
                 if (repeat, iteration_s, mode) in there:
                     continue

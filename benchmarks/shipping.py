@@ -1,9 +1,9 @@
-"""How fast points of a run get into InfluxDB: `python benchmarks/shipping.py [--points 200000] [--repeats 3]`.
+"""Throughput of a run's points into InfluxDB: `python benchmarks/shipping.py [--points 200000] [--repeats 3]`.
 
-The spool is there already, as for `testbed ingest`. The server is a real influxd 1.x behind the tests' adapter, which
-speaks the 2.x write path in a process of its own. Floors: the same shipper to a server that reads and forgets; and
-bare posts of the same batches by http.client, which keep no position. All on one machine: server, adapter and shipper
-share its cores.
+The spool is complete before the measurement, as for `testbed ingest`. The server is a real influxd 1.x behind the
+tests' adapter, a separate process that speaks the 2.x write path. Two floors are measured: the same shipper with a
+server that discards the points, and plain posts of the same batches by http.client, which keep no position. Server,
+adapter and shipper share the cores of one machine.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ COLUMNS = ("to", "lines in a batch", "n", "points/s, median", "least", "most", "
 
 @contextmanager
 def served(code: str, *arguments: str) -> Iterator[str]:
-    """Run a server in a process of its own; yields its address."""
+    """Run a server in a separate process; yields its address."""
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -133,7 +133,7 @@ def main() -> None:
         for number, index in enumerate(order):
             _, lines, url, do = work[index]
             bucket = f"bench{number}"
-            server.create(bucket)  # always an empty one
+            server.create(bucket)  # empty for each measurement
             began_s, cpu_s = time.monotonic(), time.process_time()
             do(run, Address(url, "lab", bucket), lines)
             taken.setdefault(index, []).append((time.monotonic() - began_s, time.process_time() - cpu_s))

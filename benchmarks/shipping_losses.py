@@ -1,9 +1,12 @@
-"""What InfluxDB loses of a run when things break: `python benchmarks/shipping_losses.py [--rate 2000] [--away-s 20]`.
+"""Points that InfluxDB loses during faults: `python benchmarks/shipping_losses.py [--rate 2000] [--away-s 20]`.
 
-Made-up runs record points while a real influxd, the network to it, or the shipper is disturbed; then every point is
-read back and compared, types and bits included. Written are the points in the run directory, lost those of them that
-the database does not have, altered those that differ there; sent twice is what the server wrote more than once.
-Caught up is the time from the end of the disturbance until all that was recorded by then was shipped.
+Synthetic runs record points while a real influxd, the network to it, or the shipper is disturbed. Then every point is
+read back and compared, including types and bits. The columns:
+
+* written: points in the run directory
+* lost, altered: those of them that the database lacks, or has with other values
+* sent twice: points that the server wrote more than once
+* caught up: the time from the end of the disturbance until all points that had been recorded by then were shipped
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ class Case:
         failures = run.end()
         said = failures.get("influx", "nothing")
         written = points_left(self.path, 1, 0)
-        if self.shipped() < written:  # as its message says
+        if self.shipped() < written:  # the shipper reports the same in its message
             address = find_address({"url": self.adapter.url})
             ship(self.path, address, InfluxWriter(address), print, lambda _s: None, from_start=False, patience_s=30)
         found = compare(self.server, TABLE, written)
@@ -83,7 +86,7 @@ class Case:
 
 
 def go_on(for_s: float) -> None:
-    """Let the run record for so long, disturbed or not: that is what is measured, and waits for nothing."""
+    """Let the run record for some seconds. The duration is part of the measurement, so no condition ends it."""
     time.sleep(for_s)
 
 
@@ -112,7 +115,7 @@ def network_cut(case: Case) -> Row:
 
 
 def shipper_killed(case: Case) -> Row:
-    """The shipper is a process of its own here: `testbed ingest`."""
+    """A case in which the shipper is a separate process: `testbed ingest`."""
     draw = random.Random(1)  # noqa: S311  # the same moments in every run
     run = case.record(ship=False)
     command = [sys.executable, "-m", "testbed", "ingest", str(case.path), "--url", case.adapter.url, "--json"]
@@ -159,7 +162,7 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", type=float, default=2000.0, help="points a second")
+    parser.add_argument("--rate", type=float, default=2000.0, help="points per second")
     parser.add_argument("--away-s", type=float, default=20.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -176,7 +179,7 @@ def main() -> None:
                 place = folder / str(number)
                 if work is disk_full:
                     if os.geteuid() != 0:
-                        print("disk full: left out: a small disk of one's own takes root")
+                        print("disk full: left out: a small disk needs root")
                         continue
                     with small_disk(place):
                         rows.append(work(Case(server, adapter, place, options.rate, options.away_s)))
@@ -187,7 +190,7 @@ def main() -> None:
         print(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=2))
     else:
         print_machine()
-        print_table(f"{options.rate:g} points a second, one run each", COLUMNS, rows)
+        print_table(f"{options.rate:g} points per second, one run each", COLUMNS, rows)
     if any(row[4] or row[5] for row in rows):
         raise SystemExit("points were lost or altered")
 

@@ -1,9 +1,10 @@
-"""How fast policies are simulated: `python benchmarks/simulation.py [--traces 10] [--large 10000]`.
+"""Speed of simulated policies: `python benchmarks/simulation.py [--traces 10] [--large 10000]`.
 
-CPU seconds of the process, machine code warm. Traces are unscaled ones of the Lublin-Feitelson model, 1000 jobs on 128
-nodes, with the needs of [RR 5.3.2] and a rescheduling penalty of 300 s. The floor of a trace is FCFS on it: the same
-jobs as arrays, the same result, and decisions that hardly cost anything. Decision times are wall times by the
-monotonic clock within the loop. The last table is the second of two passes of one packing of every job at once.
+Times are CPU seconds of the process, with compiled code already loaded. Traces are unscaled ones of the
+Lublin-Feitelson model, 1000 jobs on 128 nodes, with the needs of [RR 5.3.2] and a rescheduling penalty of 300 s. The
+floor of a trace is FCFS on it: the same jobs as arrays, the same result, and decisions of almost no cost. Decision
+times are wall times by the monotonic clock within the loop. The last table is the second of two passes that pack all
+jobs at the same time.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--traces", type=int, default=10)
     parser.add_argument("--large", type=int, default=10_000, help="jobs and nodes of the largest single decision")
     options = parser.parse_args()
-    from lab import print_machine, print_table  # noqa: PLC0415  # it loads a live lab, which is not to be in the memory
+    from lab import print_machine, print_table  # noqa: PLC0415  # it loads a live lab, whose memory must not count
 
     print_machine()
     use_compiled()

@@ -1,9 +1,9 @@
-"""What telemetry costs the controller: `python benchmarks/telemetry.py [--nodes 200] [--seconds 20] [--json]`.
+"""Cost of telemetry for the controller: `python benchmarks/telemetry.py [--nodes 200] [--seconds 20] [--json]`.
 
-Every node publishes a real record a second over a real Mosquitto, as agents do (QoS 1), from a process of its own; the
-controller's side (bus, Fleet, Tracker, run directory on disk) is alone in another, and the CPU seconds of that process,
-all of its threads, are what is measured. Jobs have one guest after the other on one node; all of them work, so that
-each record becomes a point of the node, and a point and one of supersteps of each guest.
+One process publishes one real record per second and node over a real Mosquitto, as agents do (QoS 1). Another process
+is the controller's side (bus, Fleet, Tracker, run directory on disk). The benchmark measures the CPU seconds of all
+threads of this other process. Jobs have one guest after the other on one node. All guests work, so that each record
+becomes a point of the node, and for each guest a point and a point of its supersteps.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def record(node: int, guests: int, second: int) -> Telemetry:
 
 
 async def publish(url: str, nodes: int, guests: int, seconds: float) -> None:
-    """Publish a record of each node a second, evenly spread."""
+    """Publish one record per second and node, evenly spread."""
     loop = asyncio.get_running_loop()
     async with MqttBus(BrokerAddress.parse(url), "bench-publisher") as bus:
         begin_s = loop.time()
@@ -104,7 +104,7 @@ def cluster_of(nodes: int, guests: int, history: History) -> Cluster:
 
 
 async def control(url: str, nodes: int, guests: int, seconds: float, folder: Path) -> dict[str, float]:
-    """Take in what comes for some seconds; return what that cost."""
+    """Receive records for some seconds; return their cost."""
     loop = asyncio.get_running_loop()
     directory = RunDirectory(folder / "run", {"run": "bench", "lab": LAB, "policy": "none"})
     directory.open()
@@ -146,7 +146,7 @@ async def control(url: str, nodes: int, guests: int, seconds: float, folder: Pat
 
 def child(role: str, url: str, options: argparse.Namespace, *more: str) -> subprocess.Popen[str]:
     argv = [sys.executable, __file__, "--role", role, "--nodes", str(options.nodes), "--guests", str(options.guests)]
-    environment = {**os.environ, "BENCH_BROKER": url}  # its password is not for command lines
+    environment = {**os.environ, "BENCH_BROKER": url}  # its password must not be in a command line
     return subprocess.Popen([*argv, *more], stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -158,7 +158,7 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
             try:
                 printed = children[0].stdout
                 if printed is None or await asyncio.to_thread(printed.readline) != "ready\n":
-                    raise SystemExit("the controller's process did not come up")
+                    raise SystemExit("the controller's process did not start")
                 lasts_s = options.seconds + WARM_UP_S + 2
                 children.append(child("publish", url, options, "--seconds", str(lasts_s)))
                 result: dict[str, float] = json.loads(await asyncio.to_thread(printed.readline))
@@ -169,14 +169,14 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
                     if process.stdout is not None:
                         process.stdout.close()
     if result["records_per_s"] < 0.98 * options.nodes:
-        raise SystemExit(f"only {result['records_per_s']:.1f} of {options.nodes} records a second came: not measured")
+        raise SystemExit(f"only {result['records_per_s']:.1f} of {options.nodes} records per second: not measured")
     return {**result, "goal_frac": GOAL_FRAC, "load_1min": os.getloadavg()[0]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=200)
-    parser.add_argument("--guests", type=int, default=4, help="of each node")
+    parser.add_argument("--guests", type=int, default=4, help="guests of each node")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--role", choices=("control", "publish"), help=argparse.SUPPRESS)

@@ -1,9 +1,9 @@
 """An agent of processes under systemd and control groups of version 2: `python benchmarks/under_systemd.py`.
 
 This system's systemd, Mosquitto, interpreter and testbed run in an emulated machine, with the unit that `testbed node
-unit` prints. In it `in_systemd.py` is the controller: guests work under caps that are measured, the agent is killed
-while they do, is started again by systemd, and takes them over; then the unit is stopped. Needs QEMU, systemd,
-Mosquitto and the parts of the guest image; root is not needed. The exit code is 1 if a check failed.
+unit` prints. `in_systemd.py` is the controller in this machine. Guests work under caps that are measured. Then the
+agent is killed, systemd starts it again, and it adopts the guests. At the end the unit is stopped. Needs QEMU, systemd,
+Mosquitto and the parts of the guest image, but not root. The exit code is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLDERS = (
     "run", "var/lib", "var/log", "var/tmp", "root", "home", "opt/dfrs-testbed/state", "opt/dfrs-testbed/images",
 )  # fmt: skip
 CONTROLLER = Path(__file__).with_name("in_systemd.py")
-MARK = "@ "  # of a result on the console
+MARK = "@ "  # begins the line of a result on the console
 _FOREVER_S = 1800
 _ENVIRONMENT = f"PYTHONPATH={SITE} PYTHONDONTWRITEBYTECODE=1 PATH=/bin HOME=/tmp LANG=C.UTF-8"
 _CONSOLE = "StandardOutput=tty\nStandardError=tty\nTTYPath=/dev/ttyS0\n"
@@ -83,7 +83,7 @@ def fill(tree: Path) -> None:
 
 
 def own_units(mosquitto: str) -> dict[str, str]:
-    """Return the units by file name; that of the agent is the real one, with this interpreter for that of a node."""
+    """Return the units by file name; the agent's is the real one, with this interpreter in place of a node's."""
     host = Host(name="a", ssh="a", address="127.0.0.1", cpus=1.0, memory_mib=512)
     agent = unit("local", "mqtt://127.0.0.1:1883", host)
     (command,) = (line for line in agent.splitlines() if line.startswith("ExecStart="))
@@ -134,7 +134,7 @@ def main() -> int:
     print_table("An agent under systemd", ["what", "found", "expected", "right"], rows)
     ended = bool(results) and results[-1]["what"] == "end"
     if not ended:
-        print(f"the machine did not come to the end: see {chosen.log}")
+        print(f"the machine did not finish: see {chosen.log}")
     return 0 if ended and all(each["right"] for each in results) else 1
 
 

@@ -1,4 +1,4 @@
-"""How well a guess from traffic agrees with the layer below MPI on which ranks of a job wait for which.
+"""Agreement of two sources on which ranks of a job wait for which: a guess from traffic, and the layer below MPI.
 
     python benchmarks/waits.py --windows 12 --json waits.jsonl
     python benchmarks/waits.py --topologies linear,ring --ranks 3 --windows 4 --json short.jsonl
@@ -6,13 +6,16 @@
 
 Virtual machines on the two nodes of a lab in a box run an unbalanced job of `patterns`: the i-th rank has a part 1/i of
 the work of the first. In each window of time the layer counts for how long each rank has waited for each other one, and
-the host guesses the same. Cases come in random order within each repeat. The file gets a line for each case; those that
-are in it are not run again.
+the host guesses the same. Cases come in random order within each repeat. The file gets one line per case; cases that
+are in it are skipped.
 
-A rank waits for an upstream if it does so by the rule of the exchange of shares. The table has, over all ranks and
-windows: in which part of them both have the same set of upstreams, which part of the guessed upstreams are upstreams
-(precision), which part of the upstreams are guessed (recall), the rank correlation (Spearman) of the seconds over all
-pairs of neighbours, and all seconds by both.
+The rule of the exchange of shares decides which ranks are upstreams of a rank. The table has, over all ranks and
+windows:
+
+* the fraction in which both sources have the same set of upstreams
+* precision: the fraction of the guessed upstreams that are upstreams
+* recall: the fraction of the upstreams that are guessed
+* the rank correlation (Spearman) of the seconds over all pairs of neighbours, and the total seconds by both
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ GUEST_MIB = 144
 
 
 def members(topology: str, chosen: argparse.Namespace) -> list[GuestSpec]:
-    """Return the guests of a job, with names of their own."""
+    """Return the guests of a job, with unique names."""
     base = eatcpu(GUEST_MIB)
     program = ProgramSpec(
         name="patterns", work_units=ENDLESS_UNITS, units_per_iteration=chosen.units, seed=7, ranks=chosen.ranks,
@@ -70,7 +73,7 @@ async def measured(nodes: Sequence[Node], topology: str, chosen: argparse.Namesp
         for node, spec in places:
             await node.progress(spec.guest)
             await node.driver.guess_waits(spec.guest, [each.address for each in specs])
-        await asyncio.sleep(chosen.window_s)  # the layer and the guess are both at work
+        await asyncio.sleep(chosen.window_s)  # the layer and the guess both count in this time
         found, before, before_s = [], seen(places), asyncio.get_running_loop().time()
         for _ in range(chosen.windows):
             await asyncio.sleep(chosen.window_s)
@@ -85,7 +88,7 @@ async def measured(nodes: Sequence[Node], topology: str, chosen: argparse.Namesp
 
 
 def seen(places: Sequence[tuple[Node, GuestSpec]]) -> dict[str, list[list[float]]]:
-    """Return the waits by now, of each rank for each rank."""
+    """Return the waits so far, of each rank for each rank."""
     samples = [node.sample(spec.guest) for node, spec in places]
     return {
         "layer": [list(sample.waits_s) for sample in samples],
@@ -94,7 +97,7 @@ def seen(places: Sequence[tuple[Node, GuestSpec]]) -> dict[str, list[list[float]
 
 
 def differences(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return by rank what was added."""
+    """Return the difference, by rank."""
     return [[new - old for old, new in zip(*rows, strict=True)] for rows in zip(before, after, strict=True)]
 
 
@@ -145,7 +148,7 @@ async def run(journal: Journal, chosen: argparse.Namespace, cases: Sequence[tupl
                 try:
                     windows = await measured((one, two), topology, chosen)
                 except (TestbedError, TimeoutError) as error:  # the machine may be too busy
-                    say(f"{repeat}: {topology}: failed, and left for the next call: {error}")
+                    say(f"{repeat}: {topology}: failed, and will be repeated by the next call: {error}")
                     continue
                 row = {
                     "repeat": repeat, "topology": topology, "ranks": chosen.ranks, "units": chosen.units,
@@ -157,7 +160,7 @@ async def run(journal: Journal, chosen: argparse.Namespace, cases: Sequence[tupl
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="number of the first repeat, which is its seed")
     parser.add_argument("--repeats", type=int, default=1)
@@ -167,9 +170,9 @@ def main() -> None:
         "--units", type=int, default=4000, help="work of the first rank in an iteration; 8000 take a second"
     )
     parser.add_argument("--message-bytes", type=int, default=5000)
-    parser.add_argument("--windows", type=int, default=12, help="of each case")
+    parser.add_argument("--windows", type=int, default=12, help="windows of each case")
     parser.add_argument("--window-s", type=float, default=5.0)
-    parser.add_argument("--json", type=Path, default=Path("waits.jsonl"), help="file for the raw figures, added to")
+    parser.add_argument("--json", type=Path, default=Path("waits.jsonl"), help="file for the raw figures, appended to")
     parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
@@ -184,7 +187,7 @@ def main() -> None:
         cases: list[tuple[int, str]] = []
         for repeat in range(chosen.first, chosen.first + chosen.repeats):
             topologies = chosen.topologies.split(",")
-            random.Random(repeat).shuffle(topologies)  # noqa: S311  # an order
+            random.Random(repeat).shuffle(topologies)  # noqa: S311  # a random order, not a secret
             cases += [(repeat, each) for each in topologies if (repeat, each, chosen.ranks) not in there]
         if cases:
             with box(memory_mib=GUEST_MIB * chosen.ranks + 256) as journal:

@@ -1,4 +1,4 @@
-"""What it gains under DFRS when tasks of a job divide what it gets: the same policy with and without `/WITHIN=dps`.
+"""The gain under DFRS when tasks divide the CPU of their job: the same policy with and without `/WITHIN=dps`.
 
 
     python benchmarks/within.py --seeds 30 --json within.jsonl
@@ -6,9 +6,9 @@
     python benchmarks/within.py --table within.jsonl
 
 Jobs of 2 to 4 tasks in a line, the i-th with a part 1/i of the work of the first, arrive at random, at offered
-loads of 0.5 and 0.9 by what they are said to need. Simulated, 60 jobs of 5 to 60 minutes on 8 nodes with a penalty of
-30 s for each resume and migration; live, 6 jobs of 10 to 30 s on 4 nodes that are processes of a fifth of a core. Loads
-and policies come in random order within each seed. The file gets a line for each run; those in it are not run again.
+loads of 0.5 and 0.9 by their declared needs. Simulations have 60 jobs of 5 to 60 minutes on 8 nodes with a penalty of
+30 s for each resume and migration. Live runs have 6 jobs of 10 to 30 s on 4 nodes of processes with a fifth of a core.
+Loads and policies come in random order within each seed. The file gets one line per run; runs in it are skipped.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def measured(jobs: Sequence[Job], end_s: Sequence[float]) -> dict[str, float]:
 
 
 def simulated(seed: int, load: float, policy: str, core_rate: float) -> dict[str, Any]:
-    """Simulate one case; how fast a core is does not matter there."""
+    """Simulate one case; the speed of a core does not matter in a simulation."""
     del core_rate
     jobs = jobs_of(seed, load, live=False)
     model = SharingModel(("linear",), "1/i")
@@ -109,7 +109,7 @@ def live(seed: int, load: float, policy: str, core_rate: float) -> dict[str, Any
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return medians over seeds with their intervals, and the median of what each seed gains."""
+    """Return medians over seeds with their intervals, and the median of the gains of the seeds."""
     lines = ["| world | load | policy | n | measure | median | 95 % interval | to equal caps | interval |",
              "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for world in ("simulated", "live"):
@@ -139,15 +139,15 @@ def _median_of(values: Sequence[float]) -> Callable[[random.Random], float]:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=0, help="how many seeds are simulated")
-    parser.add_argument("--live", type=int, default=0, help="and how many run live")
+    parser.add_argument("--seeds", type=int, default=0, help="number of simulated seeds")
+    parser.add_argument("--live", type=int, default=0, help="number of live seeds")
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="offered loads")
     parser.add_argument("--ways", default=",".join(WAYS[:2]), help="suffixes of the policy; an empty one: equal caps")
     parser.add_argument("--policy", default=POLICY, help="the policy that decides")
-    parser.add_argument("--json", type=Path, default=Path("within.jsonl"), help="file for the raw figures, added to")
+    parser.add_argument("--json", type=Path, default=Path("within.jsonl"), help="file for the raw figures, appended to")
     parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
@@ -162,7 +162,7 @@ def main() -> None:
         for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
             for seed in range(chosen.first, chosen.first + seeds):
                 cases = [(float(load), way) for load in chosen.loads.split(",") for way in ways]
-                random.Random(seed).shuffle(cases)  # noqa: S311  # an order
+                random.Random(seed).shuffle(cases)  # noqa: S311  # a random order, not a secret
                 for load, way in cases:
                     if (world, seed, load, way) in there:
                         continue

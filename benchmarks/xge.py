@@ -1,21 +1,22 @@
-"""Waits by queue on the load of the XGE paper's site: under XGE, and on the same jobs under other policies.
+"""Waits by queue on the load of the XGE paper's site: under XGE, and under other policies on the same jobs.
 
     python benchmarks/xge.py --seeds 20 --json xge.jsonl
     python benchmarks/xge.py --seeds 8 --sensitivity --json xge.jsonl
     python benchmarks/xge.py --seeds 20 --overheads calibration.toml --json xge.jsonl
     python benchmarks/xge.py --table xge.jsonl
 
-The jobs are those of `testbed trace generate marc`; docs/xge.md says what they assume. The cluster has 85 nodes of
-four cores. FCFS and EASY give each task a core: 340 nodes that a task fills. The partition of XGE is as large as the
-part of the work that parallel jobs have. With `-xge`, parallel jobs of up to an hour are urgent; the jobs are the same.
+The jobs are those of `testbed trace generate marc`; docs/xge.md has their assumptions. The cluster has 85 nodes of
+four cores. FCFS and EASY give each task a core: 340 nodes, each filled by one task. The parallel partition of XGE is as
+large as the fraction of the work that parallel jobs have. With `-xge`, parallel jobs of up to an hour are urgent; the
+jobs are the same.
 
-A trace begins with weeks that are not measured, so that the measured ones do not begin on an empty cluster: the longest
-jobs run for ten days. After the measured weeks jobs come for another one, as later jobs may go ahead of earlier ones.
-The measures are over the jobs that were submitted in the measured weeks, and those end whenever they end.
+A trace begins with weeks that are not measured, because the measured ones must not begin on an empty cluster: the
+longest jobs run for ten days. Submissions continue for another week after the measured ones, because later jobs may
+overtake earlier ones. The measures cover the jobs that were submitted in the measured weeks, whenever they end.
 
 The wait of a job is the time from its submission to its first start, as in the paper. Its delay is its turnaround less
-its run time: the wait, suspensions, penalties, and what it lost by running at less than full speed. Medians over seeds
-have 95 % intervals. The file gets a line for each simulation; those in it are not run again.
+its run time: the wait, suspensions, penalties, and the loss by running at less than full speed. Medians over seeds have
+95 % intervals. The file gets one line per simulation; simulations in it are skipped.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SHORT = "short parallel"  # the jobs that `-xge` makes urgent
 
 
 class Way(NamedTuple):
-    """How jobs are scheduled: the policy, and what the scheduler is told of them."""
+    """A way to schedule the jobs: the policy, and the properties of jobs that the scheduler knows."""
 
     policy: str
     urgent: bool = False
@@ -69,7 +70,7 @@ WAYS = {
     "DFRS": Way("GreedyPM */per/OPT=MIN/MINVT=600"),
     "DFRS, no period": Way("GreedyPM */OPT=MIN"),
 }
-ORDERED = ("XGE/LEND=no", "XGE", "XGE, -xge")  # what the sensitivity is about
+ORDERED = ("XGE/LEND=no", "XGE", "XGE, -xge")  # the ways of the sensitivity analysis
 CASES = (
     "", "farm_jobs=20", "farm_jobs=50", "farm_jobs=200", "parallel_farm_jobs=5", "cv=1", "cv=4", "PARALLEL=0.25",
     "PARALLEL=0.3", "PARALLEL=0.5", "rate=0.85", "rate=1.15", "daily=0,weekend=1",
@@ -87,7 +88,7 @@ GROUPS = (*NAMES, SHORT, *(f"{cores} cores" for cores in JOBS_BY_CORES))
 
 
 class Span(NamedTuple):
-    """Weeks of a trace: before the measured ones, measured, and after them."""
+    """Weeks of a trace: before, in and after the measured period."""
 
     before: int
     measured: int
@@ -179,12 +180,12 @@ def cell(found: Sequence[float]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with as many digits as are of use."""
+    """Return a number with as many digits as are significant."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 def waits(rows: Rows, measure: str, groups: Sequence[str], *, paper: int | None) -> list[str]:
-    """Return a table of a measure by group and way, beside the paper's."""
+    """Return a table of a measure by group and way, with the paper's values."""
     ways = [name for name in WAYS if of(rows, "", name)]
     lines = [line(["jobs of", *(["paper"] if paper is not None else []), *ways])]
     lines.append(line(["---"] * (len(ways) + 1 + (paper is not None))))
@@ -200,7 +201,7 @@ def line(cells: Sequence[str]) -> str:
 
 
 def whole(rows: Rows) -> list[str]:
-    """Return the table of what is measured over all jobs."""
+    """Return the table of the measures over all jobs."""
     lines = [line(["way", "policy", "seeds", "load", "mean stretch", "suspensions", "migrations", "CPU s"])]
     lines.append(line(["---"] * 8))
     for name in WAYS:
@@ -221,7 +222,7 @@ def order(rows: Rows, case: str, name: str) -> str:
 
 
 def change(rows: Rows, case: str, after: str, before: str, group: str, measure: str) -> str:
-    """Return by how many minutes a way changes a mean, seed by seed, and the ratio of the medians."""
+    """Return the change of a mean by a way in minutes, seed by seed, and the ratio of the medians."""
     with_it, without = of(rows, case, after), of(rows, case, before)
     pairs = [
         (with_it[seed]["groups"][group][measure], without[seed]["groups"][group][measure])
@@ -237,7 +238,7 @@ def change(rows: Rows, case: str, after: str, before: str, group: str, measure: 
     middle = statistics.median(differences)
     sign = "less" if high < 0 else "more" if low > 0 else "open"
     above, below = (statistics.median(each) for each in zip(*pairs, strict=True))
-    ratio = f", x {above / below:.2f}" if below > 0 else ""  # without waits there is no ratio
+    ratio = f", x {above / below:.2f}" if below > 0 else ""  # the ratio is undefined without waits
     return f"{sign}: {middle:+.3g} ({low:+.3g} to {high:+.3g}){ratio}"
 
 
@@ -252,7 +253,7 @@ GAINS = (
 
 
 def gains(rows: Rows) -> list[str]:
-    """Return the table of what lending and `-xge` change, by group."""
+    """Return the table of the effects of lending and of `-xge`, by group."""
     lines = [line(["what", "jobs of", "mean wait, minutes", "mean delay, minutes"]), line(["---"] * 4)]
     for what, after, before in GAINS:
         for group in (*NAMES, SHORT):
@@ -262,7 +263,7 @@ def gains(rows: Rows) -> list[str]:
 
 
 def sensitivity(rows: Rows) -> list[str]:
-    """Return for each case the order of waits, and what lending and `-xge` change."""
+    """Return for each case the order of waits, and the effects of lending and of `-xge`."""
     lines = [line(["case", "seeds", "load", "order of mean waits under XGE, minutes", "lending: delay of serial",
                    "lending: delay of serial_low", f"-xge: wait of {SHORT}", "-xge: delay of serial",
                    "-xge: wait of parallel"]), line(["---"] * 9)]  # fmt: skip
@@ -307,7 +308,7 @@ def tables(rows: Rows) -> str:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Simulate what is missing in the file."""
+    """Simulate the cases that are missing in the file."""
     print_machine()
     overheads = parse_overheads(chosen.overheads)
     span = Span(chosen.before, chosen.weeks, chosen.after)
@@ -318,7 +319,7 @@ def run(chosen: argparse.Namespace) -> None:
         pairs = [("", name) for name in chosen.ways]
         if chosen.sensitivity:
             pairs = [(case, name) for case in CASES for name in ORDERED]
-        draw = random.Random(seed)  # noqa: S311  # an order
+        draw = random.Random(seed)  # noqa: S311  # a random order, not a secret
         cases = sorted({case for case, _ in pairs})
         draw.shuffle(cases)
         for case in cases:
@@ -339,19 +340,19 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run what is missing, and print the tables."""
+    """Run the missing cases, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=0, help="how many seeds")
+    parser.add_argument("--seeds", type=int, default=0, help="number of seeds")
     parser.add_argument("--before", type=int, default=2, help="weeks before the measured ones")
     parser.add_argument("--weeks", type=int, default=4, help="measured weeks")
-    parser.add_argument("--after", type=int, default=1, help="weeks after them in which jobs still come")
-    parser.add_argument("--ways", default=";".join(WAYS), help="which ways, with semicolons between them")
+    parser.add_argument("--after", type=int, default=1, help="weeks after them in which jobs are still submitted")
+    parser.add_argument("--ways", default=";".join(WAYS), help="the ways, separated by semicolons")
     parser.add_argument("--sensitivity", action="store_true", help="vary the load and the partition, under XGE")
     parser.add_argument(
         "--overheads", default="constant:300", help="the overhead model, as of `testbed simulate --overheads`"
     )
-    parser.add_argument("--json", type=Path, default=Path("xge.jsonl"), help="file for the raw figures, added to")
+    parser.add_argument("--json", type=Path, default=Path("xge.jsonl"), help="file for the raw figures, appended to")
     parser.add_argument("--table", type=Path, help="only print the tables of this file")
     chosen = parser.parse_args()
     if chosen.table is None:

@@ -40,10 +40,10 @@ class Abilities:
         self._driver = driver
         self._lacks: Mapping[str, str] = {}
         self.counts_waits = False
-        """Ranks note for whom they wait: nobody needs to guess."""
+        """Whether ranks count for whom they wait, so that no guess is needed."""
 
     def found(self, facts: DriverFacts) -> tuple[str, ...]:
-        """Take what the driver found when it opened; return all capabilities of the node."""
+        """Take the facts that the driver found when it opened; return all capabilities of the node."""
         self._lacks = facts.lacks
         self.counts_waits = "waits" in facts.capabilities
         able = [name for name in PROTOCOLS if self._has(name)]
@@ -67,7 +67,7 @@ class Abilities:
     def migrating(self) -> Migrates:
         """The driver as one whose guests migrate live.
 
-        Controllers order this only of nodes that announce it, so an order to another node is suspicious.
+        Controllers order this only of nodes that announce it, so an order to a node without it is suspicious.
         """
         if isinstance(self._driver, Migrates) and "live" not in self._lacks:
             return self._driver
@@ -104,9 +104,9 @@ class Abilities:
         raise self._refusal("traffic")
 
     def check_start(self, spec: GuestSpec, exchange: Exchange | None = None) -> None:
-        """Raise `UnableError` for a rank of an MPI job, or a guest with a share, that this driver could not make.
+        """Raise `UnableError` for a rank of an MPI job, or a guest with a share, that this driver cannot create.
 
-        So it does where an exchange wants a guess for whom guests wait, and there is none.
+        The same holds for an exchange that needs guesses of waits, if the driver has none.
         """
         guesses = exchange is not None and exchange.waits == "traffic" and not self.counts_waits
         needs = {"mpi": spec.program.ranks > 1, "shares": spec.share_cores is not None, "traffic": guesses}

@@ -211,9 +211,9 @@ class Agent:
             await self._obey(bus, listener, lease, journal)
 
     def _change_controller(self) -> None:
-        """Another controller has the lease: it may have missed ends of guests, and waits for nothing ordered before.
+        """Another controller has the lease: it may have missed ends of guests, and awaits no reply to earlier commands.
 
-        Saves, transfers and migrations go on: they must not be broken off.
+        Saves, transfers and migrations continue, because they must not be interrupted.
         """
         self._events.ends.lost()
         for task, action in self._doing.items():
@@ -231,7 +231,7 @@ class Agent:
             await self._stopping.wait()
 
     def _refuse(self, command: Command) -> str | None:
-        """Say why a command is not to be obeyed, or None."""
+        """Return why a command is refused, or None."""
         if not self._lease.allows(command.lease):
             return "its lease is not the one in force here"
         return self._bounds.refusal(command.action)
@@ -322,13 +322,13 @@ class Agent:
         self._events.put_failed(guest, why, code)
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
-        """Without a controller, destroy all guests; with `pause`, hold and keep them for inspection.
+        """Destroy all guests, as there is no controller; with `pause`, hold and keep them for inspection.
 
-        Commands under way are given up first: one that went on could leave a guest behind after all were destroyed.
+        Commands in progress are cancelled first: a command that continued could create a guest after that.
         """
         self._events.ends.forget()
         if doing := set(self._doing):
-            _log.warning("%s: giving up %d commands", why, len(doing))
+            _log.warning("%s: cancelling %d commands", why, len(doing))
             for task in doing:
                 task.cancel()
             await asyncio.wait(doing)
@@ -345,7 +345,7 @@ class Agent:
             self._fencing.clear()
 
     async def _pause(self, guest: str) -> None:
-        """Hold a guest for good; one that cannot be held is destroyed, as it must not go on by itself."""
+        """Hold a guest for good; destroy it if that fails, as it must not continue without a controller."""
         try:
             async with asyncio.timeout(_PAUSE_WITHIN_S), self._residents.lock(guest):
                 await self._able.saving.hold(guest)
@@ -365,13 +365,13 @@ class Agent:
             self._gone(guest, certain=certain)
 
     async def perform(self, action: AnyAction) -> dict[str, object]:
-        """Do one command; returns plain data for the reply, raises `TestbedError`."""
+        """Carry out one command; returns plain data for the reply, raises `TestbedError`."""
         task = asyncio.current_task()
         if task is None or isinstance(action, Quit):
             return await self._perform(action)
         self._doing[task] = action
         try:
-            await self._events.ends.again()  # before a reply that a guest is not here
+            await self._events.ends.again()  # an end must precede a reply that the guest is not here
             return await self._perform(action)
         finally:
             del self._doing[task]
@@ -426,7 +426,7 @@ class Agent:
             await self._images.find_all()
             images = await self._stores.do(self._stores.all)
             guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
-        await self._events.settle()  # a guest that is not here any more has been reported before
+        await self._events.settle()  # the end of a guest that is not listed is published before this reply
         return {"guests": guests, "images": images, **self._fencing.reading()}
 
     async def _usage(self) -> list[GuestSample]:

@@ -1,4 +1,4 @@
-"""Lines that wait for the bus: in files of the agent's work folder, bounded, first in, first out."""
+"""Queue of lines that wait for the bus: in files of the agent's work folder, bounded, first in, first out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 LIMIT_BYTES = 64 << 20
-_SEGMENTS = 16  # files at the limit: the oldest goes as a whole
+_SEGMENTS = 16  # number of files at the limit; the oldest file is deleted as a whole
 _PATTERN = "telemetry-*.backlog"
 
 _log = logging.getLogger(__name__)
@@ -23,16 +23,16 @@ class _Segment:
     path: Path
     number: int
     bytes: int = 0
-    lines: int = 0  # that were added by this agent
+    lines: int = 0  # added by this agent
 
 
 class Backlog:
-    """A queue of lines. At most `limit_bytes` wait in files: then the oldest are given up, and counted in `dropped`.
+    """A queue of lines. Beyond `limit_bytes` in files the oldest lines are deleted, and counted in `dropped`.
 
-    A file is removed once all of its lines have been taken. So what an agent that was killed has left is found by the
-    next one in the same folder, some lines of it perhaps for the second time. A power cut may lose the last lines, but
-    it also ends the guests that they describe, so no fsync is done. Lines are added directly because the write goes to
-    memory; files are read in a thread.
+    A file is removed once all of its lines have been taken. So the next agent in the same folder finds the lines that
+    a killed agent left, some of them perhaps for the second time. A power cut may lose the last lines, but it also ends
+    the guests that they describe, so no fsync is done. Lines are added directly because the write goes to memory; files
+    are read in a thread.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -45,7 +45,7 @@ class Backlog:
         self._fails = False
 
     def open(self) -> None:
-        """Find what an earlier agent left."""
+        """Find the files of an earlier agent."""
         found = [_Segment(path, int(path.stem.partition("-")[2])) for path in self._folder.glob(_PATTERN)]
         for segment in sorted(found, key=lambda one: one.number):
             segment.bytes = segment.path.stat().st_size
@@ -59,7 +59,7 @@ class Backlog:
         return bool(self._segments)
 
     def append(self, line: bytes) -> None:
-        """Add a line, which has no line break; one that cannot be written counts as dropped."""
+        """Add a line, which has no line break; a line that cannot be written counts as dropped."""
         try:
             self._write(line + b"\n")
         except OSError as error:
@@ -80,15 +80,15 @@ class Backlog:
             if len(self._segments) == 1:
                 self._end_tail()
             lines = await asyncio.to_thread(_lines_of, segment.path)
-            if self._segments and self._segments[0] is segment:  # not given up meanwhile
+            if self._segments and self._segments[0] is segment:  # else it was deleted meanwhile
                 self._read.extend(lines)
                 if not lines:
                     self._remove_first()
         return list(islice(self._read, most))
 
     def take(self, lines: Sequence[bytes]) -> None:
-        """Forget the oldest lines, as `first` has returned them: they have arrived."""
-        if self._read and self._read[0] is lines[0]:  # else they were given up meanwhile
+        """Remove the oldest lines, as returned by `first`: the broker has acknowledged them."""
+        if self._read and self._read[0] is lines[0]:  # else they were deleted meanwhile
             for _ in lines:
                 self._read.popleft()
             if not self._read:

@@ -1,8 +1,8 @@
-"""Bounds on what an agent itself takes of its node, whatever it is made to do: memory, and the size of its log.
+"""Limits on an agent's own memory and log size, whatever commands it receives.
 
-Memory counts as resident pages of this process: neither those of its guests, nor page cache of images. An agent beyond
-its bound drops what it can do without, refuses new work, and says so by an event `limit`, as it does when its log file
-is full.
+Memory is the resident set of this process, without its guests and without the page cache of images. An agent above its
+limit drops dispensable data and refuses new work. It reports this by an event `limit`, as it does when its log file is
+full.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rss_mib() -> float:
 class Bounds:
     """Checks this agent's memory and log; `most_mib` of 0 is no bound.
 
-    `relieve` drops what the agent can do without. `report` takes the events.
+    `relieve` drops data that the agent can do without. `report` takes the events.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The claim of an agent, and what its driver was opened with."""
+"""The claim of an agent in the registry of agents, and the budget of its driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def own_claim(
 
 
 def budget_of(claim: Claim) -> NodeBudget:
-    """Return what the driver of an agent was opened with."""
+    """Return the budget with which the driver of an agent was opened."""
     return NodeBudget(
         claim.node, claim.cpus, claim.memory_mib, Path(claim.state_dir), Path(claim.image_dir), claim.address, PREFIX
     )  # fmt: skip

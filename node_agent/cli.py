@@ -236,7 +236,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _remove(*folders: Path) -> None:
-    """Remove folders, and their parents where nothing else is in them: whoever made them may be dead."""
+    """Remove folders, and their parents if these are empty: the process that made them may be dead."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):

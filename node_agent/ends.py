@@ -1,4 +1,4 @@
-"""Ends of guests and the barriers that they wait in, sent again after a loss of the bus: no other message has them."""
+"""Events that guests ended or wait in a barrier, sent again after a loss of the bus: no other message carries them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def _nowhere(end: bytes) -> None:
 
 
 class Ends:
-    """Publishes ends of guests, and that a guest's rank waits in a barrier of MPI.
+    """Publishes the ends of guests, and the MPI barriers in which their ranks wait.
 
     A killed broker loses messages that it has acknowledged but not yet delivered to a busy controller. So all ends, and
     the barrier that each guest waits in, are sent again after a loss of the bus. The controller processes each once.
@@ -29,11 +29,11 @@ class Ends:
         self._lock = asyncio.Lock()
 
     def open(self, publish: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send them by `publish(end)` from now on, which returns once the broker has acknowledged it."""
+        """Send events by `publish(event)` from now on, which returns once the broker has acknowledged the event."""
         self._publish = publish
 
     async def tell(self, end: bytes) -> None:
-        """Publish an end, and keep it."""
+        """Publish the end of a guest, and keep it for `again`."""
         self._told.append(end)
         await self._publish(end)
 
@@ -48,7 +48,7 @@ class Ends:
             del self._waits[guest]
 
     def gone(self, guest: str) -> None:
-        """The guest is not here any more, and waits for nothing here."""
+        """Forget the barrier of a guest that has left this node."""
         self._waits.pop(guest, None)
 
     def lost(self) -> None:
@@ -61,7 +61,7 @@ class Ends:
         self._waits.clear()
 
     async def again(self) -> None:
-        """After a loss of the bus, publish all of them again; a controller is known to listen."""
+        """Publish all kept events again after a loss of the bus; call it once a controller is known to listen."""
         async with self._lock:
             if not self._due.is_set():
                 return
@@ -74,7 +74,7 @@ class Ends:
                 raise
 
     async def run(self, ready: Callable[[], Awaitable[None]]) -> None:
-        """Publish again after each loss, once `ready` returns; until cancelled."""
+        """Call `again` after each loss, once `ready` returns; until cancelled."""
         while True:
             await self._due.wait()
             await ready()

@@ -35,8 +35,8 @@ def node_facts(
 ) -> NodeFacts:
     """Return the facts that an agent announces.
 
-    `image_port` is the port of its image server, 0 without one; `image_free_mib` the room for images, None without a
-    limit.
+    `image_port` is the port of its image server, 0 without one; `image_free_mib` the free space for images, None
+    without a limit.
     """
     return NodeFacts(
         cpus=budget.cpus,

@@ -135,7 +135,7 @@ class FenceFile:
 
     def look(self) -> tuple[str, ...]:
         """Read the file if it has changed; return the guests that must not run now."""
-        with contextlib.suppress(OSError, ValueError):  # what was read before holds
+        with contextlib.suppress(OSError, ValueError):  # the fences that were read before stay in force
             found = os.stat(self._path)  # noqa: PTH116  # twice per second
             version = found.st_ino, found.st_size, found.st_mtime_ns
             if version != self._version:

@@ -1,6 +1,7 @@
 """Enforces the fences of a node's guests while its agent lives, and keeps fences and generations in its state folder.
 
-The file of fences is for the process that enforces them if the agent is dead, stopped or stuck, and for the next one.
+The process that enforces fences while the agent is dead, stopped or stuck reads the file of fences. So does the next
+agent.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class Guests(Protocol):
 class Fencing:
     """The guard of an agent's guests.
 
-    `destroy(guest)` ends a guest once no command for it is in progress; if it is gone then, it has called `gone`.
+    `destroy(guest)` destroys a guest once no command for it is in progress, and has called `gone` if the guest is gone.
 
-    `durable` is false for simulated guests, for whom files are written in the loop, as threads and virtual time do not
-    go together.
+    `durable` is false for simulated guests, whose files are written in the event loop, as threads do not work with
+    virtual time.
     """
 
     def __init__(
@@ -72,15 +73,15 @@ class Fencing:
         return int(self._now_s() * 1e9)
 
     def begin(self) -> None:
-        """Read what an earlier agent of this node has written."""
+        """Read the tables that an earlier agent of this node has written."""
         generations = _read(self._state_dir / GENERATIONS_FILE, load_generations) or Generations()
         fences = _read(self._state_dir / FENCES_FILE, lambda content: Fences.load(content, self.clock))
         self._guard = GuestGuard(generations, fences or Fences(self.clock), self._now_ns)
 
     async def admit(self, action: AnyAction) -> None:
-        """Take a command before it is carried out; raises `DriverError` for one that is for an earlier life, or late.
+        """Check a command before it is carried out; raises `DriverError` for one that is for an earlier life, or late.
 
-        What must outlive the agent is on the disk when it returns.
+        The changed tables are on the disk when this returns.
         """
         changes = self._guard.admit(action)
         if changes.generations:
@@ -91,7 +92,7 @@ class Fencing:
             if self._enforcing is not None:
                 await self._enforcing.enforce_fences()
         if changes.fences and isinstance(action, Start | Adopt):
-            self._guard.check(action.spec.guest, action.fence)  # writing may have taken long
+            self._guard.check(action.spec.guest, action.fence)  # again, as writing may have taken long
 
     async def _write(self, name: str, encode: Callable[[], bytes]) -> None:
         async with self._writing:  # so that the last state is written last
@@ -114,12 +115,12 @@ class Fencing:
             del self._doing[task]
 
     def gone(self, guest: str) -> None:
-        """A guest is gone: its fence is lifted."""
+        """Lift the fence of a guest that is gone."""
         if self._guard.gone(guest):
             self._lift()
 
     def clear(self) -> None:
-        """All guests are gone, and none is to come: lift all fences."""
+        """Lift all fences: all guests are gone, and none is expected."""
         if self._guard.fences.guests():
             self._guard.fences.clear()
             self._lift()
@@ -129,7 +130,7 @@ class Fencing:
         self._news.set()
 
     def judged(self, driver_event: DriverEvent) -> DriverEvent:
-        """Return an event of the driver; the failure of a guest whose fence has fallen is that it was destroyed."""
+        """Return an event of the driver; a guest that failed after its fence has fallen was destroyed (`fenced`)."""
         if driver_event.event != "failed" or driver_event.guest not in self._guard.due():
             return driver_event
         return replace(driver_event, detail={**driver_event.detail, "reason": _WHY, "code": FailureCode.FENCED.value})
@@ -146,7 +147,7 @@ class Fencing:
                     await self._news.wait()
 
     async def _write_lifted(self) -> None:
-        """Write that guests are gone, so that nobody looks for them."""
+        """Write the file without the lifted fences, so that the enforcing process does not search for these guests."""
         if self._lifted:
             self._lifted = False
             try:
@@ -166,7 +167,7 @@ class Fencing:
             _log.warning("guest %s: %s: destroying it", guest, _WHY)
             self._ending.add(guest)
         await self._destroy(guest)
-        if guest in self._ending and guest not in self._guard.fences:  # else it resists, and is due again
+        if guest in self._ending and guest not in self._guard.fences:  # else it was not destroyed, and is due again
             self._ending.discard(guest)
             self._guests.lost(guest, _WHY, FailureCode.FENCED)
 

@@ -27,7 +27,7 @@ def task_of(guest: str) -> str:
 class Generations:
     """The highest generation that this node has received for each task.
 
-    Generation 0 is that of a controller that does not give any: it is not checked. The last `MOST_TASKS` tasks are
+    Generation 0 means that the controller gives none: it is not checked. The last `MOST_TASKS` tasks are
     kept; names of tasks are unique over all runs.
     """
 
@@ -40,7 +40,7 @@ class Generations:
         return self._known
 
     def admit(self, guest: str, generation: int) -> bool:
-        """Take the generation of a command; return whether it is news. Raises `OldGenerationError` for an older one."""
+        """Take the generation of a command; return whether it is new. Raises `OldGenerationError` for an older one."""
         highest = self._known.get(task_of(guest), 0)
         if generation in (0, highest):
             return False
@@ -48,7 +48,7 @@ class Generations:
             raise OldGenerationError(
                 f"guest {guest}: the command is for generation {generation}: generation {highest} is known here"
             )
-        self._known.pop(task_of(guest), None)  # so that the oldest news comes first
+        self._known.pop(task_of(guest), None)  # re-inserted, so that the task without a change for longest comes first
         self._known[task_of(guest)] = generation
         if len(self._known) > MOST_TASKS:
             del self._known[next(iter(self._known))]
@@ -57,7 +57,7 @@ class Generations:
     def create(self, guest: str, generation: int) -> bool:
         """Take the generation of a guest that is to be created, which is higher than all before.
 
-        Returns whether it is news. Raises `OldGenerationError` for the same or an older one.
+        Returns whether it is new. Raises `OldGenerationError` for the same or an older one.
         """
         highest = self._known.get(task_of(guest), 0)
         if generation and generation <= highest:

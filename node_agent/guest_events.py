@@ -1,4 +1,4 @@
-"""Events of an agent's guests on their way to the bus: in their order, ends and barriers again after a loss of it.
+"""Publication of guest events on the bus, in order; ends and barriers are sent again after a loss of the bus.
 
 Events wait while the outbox is full: they are few, and a run that misses one of them fails.
 """
@@ -52,7 +52,7 @@ class GuestEvents:
         self._driver_events.put_nowait(driver_event)
 
     def put_failed(self, guest: str, why: str, code: FailureCode) -> None:
-        """Take the event that the agent itself has ended a guest."""
+        """Queue the event `failed` of a guest that the agent itself has ended."""
         detail: dict[str, object] = {"reason": why, "code": code.value}
         self.put(DriverEvent(guest, "failed", time.monotonic_ns(), detail))
 

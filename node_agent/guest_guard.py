@@ -43,7 +43,7 @@ class Changes:
 
 
 class GuestGuard:
-    """The generations and the fences of one node; `now_ns` reads the clock of the fences. It does no input or output.
+    """The generations and the fences of one node; `now_ns` reads the clock of the fences. Does no input or output.
 
     `admit` is called for each command before it is carried out, in that order.
     """
@@ -54,7 +54,7 @@ class GuestGuard:
         self._now_ns = now_ns
 
     def admit(self, action: AnyAction) -> Changes:
-        """Take a command; raises `OldGenerationError` or `FencedError` for one that must not be carried out."""
+        """Check a command; raises `OldGenerationError` or `FencedError` for one that must not be carried out."""
         match action:
             case Start() | Adopt() | ExpectGuest():
                 return self._admit_guest(action)
@@ -70,7 +70,7 @@ class GuestGuard:
         return Changes()
 
     def _admit_guest(self, action: Start | Adopt | ExpectGuest) -> Changes:
-        """Take a command after which a guest runs here, or may arrive."""
+        """Check a command after which a guest runs here, or may arrive."""
         if isinstance(action, ExpectGuest):
             guest, generation = action.guest, action.generation
         else:
@@ -89,7 +89,7 @@ class GuestGuard:
             raise FencedError(f"guest {guest}: {why}")
 
     def gone(self, guest: str) -> bool:
-        """A guest is gone; return whether the fences have changed."""
+        """Lift the fence of a guest that is gone; return whether the fences have changed."""
         return self.fences.lift(guest)
 
     def due(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from node_agent.abilities import Abilities
 from node_agent.drivers.protocol import Driver, DriverError
 from node_agent.residents import Residents
 
-_MOVE_WITHIN_S = 1.0  # a cap that was not moved then is moved in the next period of its exchange
+_MOVE_WITHIN_S = 1.0  # a cap that was not set within this time is set in the next period of its exchange
 
 
 class GuestLimits:

@@ -2,7 +2,7 @@
 
 A save writes a note of an image that it begins, and replaces it with the complete one once data and name of the image
 are durable. So an image that a crash cut off is never taken for a complete one, whatever its size and name. The note
-of a begun save is for the successor of a killed agent, which needs it only while the machine runs on: it is not synced.
+of a save in progress is for the successor of a killed agent. It is not synced, as it is void after a reboot.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from testbed.host.whole_files import write_whole
 
 SUFFIX = ".json"
 _VERSION = 1
-_MOST_BYTES = 1 << 16  # of a note; one of ours has 300
+_MOST_BYTES = 1 << 16  # size limit of a note; a typical note has 300 bytes
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ImageNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an image. `digest` is empty until it is complete.
+    """The note of an image. `digest` is empty until the image is complete.
 
     `bytes` is the size in the report of the save, `file_bytes` that of the file, which differ for simulated guests.
     `guest` is the saved guest, empty for an image that was fetched. `at` is the iteration at which the guest was saved,
     null where any point will do, `generation` the life of the guest that was saved, and `wall_ns` the Unix time at
-    which the note was written. `boot` names the boot of the machine in which it was written: what a killed agent has
-    written is whole as long as that goes on.
+    which the note was written. `boot` names the boot of the machine in which it was written: data that a killed agent
+    has written are complete during that boot, and perhaps not after a reboot.
     """
 
     version: int = _VERSION

@@ -1,7 +1,7 @@
-"""Commands that write images: each reserves room before it begins, and releases the reservation at its end.
+"""Commands that write images: each reserves disk space before it begins, and releases the reservation at its end.
 
-They are idempotent by effect. A hold or a save of a guest that has left, and whose image of that very name is complete
-here, gives the result of the save that wrote it, whether this agent or a killed one carried it out.
+The commands are idempotent. For a guest that has left, and whose image of that name is complete here, a hold or a save
+returns the result of the save that wrote the image, whether this agent or a killed one carried it out.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 class ImageOrders:
     """Holds and saves guests and fetches images; all raise `NoRoomError` for an image that does not fit.
 
-    `there(guest)` says whether a guest is on this node. `memory_mib` is the guest's memory, which its image needs at
-    most. An image in the store `memory` needs no room on the disk.
+    `there(guest)` says whether a guest is on this node. `memory_mib` is the guest's memory, the upper bound of its
+    image's size. An image in the store `memory` needs no disk space.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class ImageOrders:
         self._finding: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def hold(self, action: Hold, memory_mib: int) -> dict[str, object]:
-        """Hold a guest; if it is to be saved, reserve room for its image first. Returns what the reply of `Hold` has.
+        """Hold a guest; if it is to be saved, reserve space for its image first. Returns the data of the reply.
 
-        That lacks `wall_ns` for a guest that has stopped just now. A guest that was saved to that image already is
-        reported with its iteration then, and as `saved`.
+        The data lack `wall_ns` for a guest that was held just now. A guest that was saved to that image before is
+        reported as `saved`, with the iteration of that save.
         """
         if note := await self._saved(action.guest, action.image):
             return _held(note)
@@ -70,7 +70,7 @@ class ImageOrders:
         return {"at": at}
 
     async def save(self, action: Save, memory_mib: int, gone: Callable[[], None]) -> SaveReport:
-        """Save a held guest; without room nothing is written, or a partial image is deleted.
+        """Save a held guest; without enough space nothing is written, or a partial image is deleted.
 
         `gone` is called once the guest has left. The report is returned when image and note are durable.
         """
@@ -105,7 +105,7 @@ class ImageOrders:
     def complete(self, guest: str, at: int | None, path: Path, report: SaveReport) -> asyncio.Task[None]:
         """Begin to note the image of a save that no order waits for; see `Outlives.on_saved`.
 
-        The guest must be known as gone by then: who asks for it, or for its image, waits for the note.
+        The guest must be known as gone by then: commands for the guest or its image wait for the note.
         """
         self.left_saved += 1
         noting = asyncio.get_running_loop().create_task(self._complete(guest, at, path, report), name=f"note {path}")
@@ -133,15 +133,15 @@ class ImageOrders:
             await asyncio.wait(self._noting.values())
 
     async def drop_partial(self, guest: str) -> None:
-        """The guest was destroyed: delete images of it that were not completed."""
+        """Delete the incomplete images of a guest that was destroyed."""
         for image, begun in (await self._stores.do(self._stores.begun)).items():
             if begun.guest == guest:
                 self._stores.drop(image)
 
     async def _find(self, image: str) -> ImageNote | None:
-        """Return the note of a complete image; complete one that the driver finds written to its end.
+        """Return the note of a complete image; if the driver finds an image whole, complete its note.
 
-        That may be asked only during the boot in which it was written: what was not synced by then is lost with it.
+        The driver is asked only during the boot in which the image was written: unsynced data are lost in a reboot.
         Several orders may ask for the same image at the same time: one completes the note, which the others find.
         """
         async with self._finding.setdefault(image, asyncio.Lock()):
@@ -156,14 +156,14 @@ class ImageOrders:
         report = await finding.finished_save(begun.guest, begun.at, path)
         if report is None:
             return None
-        _log.warning("image %s: an earlier agent has written it to its end", image)
+        _log.warning("image %s: completely written by an earlier agent", image)
         note = _note(begun, report)
         await self._stores.do(lambda: self._stores.finish(path, note))
         return note
 
     @contextlib.contextmanager
     def _room_for(self, action: Save, mib: int, *, on_disk: bool) -> Iterator[Callable[[int], None]]:
-        """Reserve room on the disk for the image of a save."""
+        """Reserve disk space for the image of a save."""
         if not on_disk:
             yield lambda _bytes: None
             return
@@ -172,7 +172,7 @@ class ImageOrders:
 
     @contextlib.contextmanager
     def _reserved(self, holder: str, image: str, mib: int) -> Iterator[None]:
-        """Reserve room for an image while it is written; an image that did not fit despite that is deleted."""
+        """Reserve disk space for an image while it is written; an image that did not fit despite that is deleted."""
         self._room.reserve(holder, image, mib)
         try:
             yield
@@ -185,7 +185,7 @@ class ImageOrders:
             self._room.release(holder)
 
     async def fetch(self, action: FetchImage) -> dict[str, object]:
-        """Copy an image from another node, of the announced size, which must be possible for its guest."""
+        """Copy an image from another node; its announced size must not exceed the bound for its guest's memory."""
         image = action.image
         most = most_image_bytes(action.memory_mib)
         if action.memory_mib and image.bytes > most:
@@ -202,7 +202,7 @@ class ImageOrders:
             self._room.written(holder, image.image, image.bytes)
             path = self._stores.path(image.image)
             note = await self._stores.do(lambda: self._stores.note(image.image))
-            if note is None or note.digest != image.digest:  # else it was here already, and stays the one of its save
+            if note is None or note.digest != image.digest:  # else the image was here already, with its save's note
                 note = ImageNote(
                     bytes=image.bytes, digest=image.digest, generation=image.generation, wall_ns=time.time_ns()
                 )
@@ -212,7 +212,7 @@ class ImageOrders:
 
 
 def _held(note: ImageNote) -> dict[str, object]:
-    """Return what the reply to a hold has for a guest that is saved already."""
+    """Return the data of the reply to a hold of a guest that is saved already."""
     return {"at": note.at, "wall_ns": note.wall_ns, "saved": True}
 
 

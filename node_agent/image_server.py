@@ -1,7 +1,7 @@
-"""Serves a node's images to the agents of other nodes: each once, to the holder of its ticket (`image_tickets`).
+"""Serves a node's images to the agents of other nodes: one transfer per ticket (`image_tickets`).
 
-It listens on a TCP port, by TLS where agents have certificates. These are bounded against unauthorised clients:
-connections, connections per address, and the time for a handshake, a line and each piece of an image.
+The server listens on a TCP port, with TLS where agents have certificates. Against unauthorised clients it bounds the
+connections, the connections per address, and the time for a handshake, a line and each piece of an image.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_CONNECTIONS = 256
 MOST_OF_ONE_ADDRESS = 128
 _PIECE_BYTES = 1 << 20
 _BACKLOG = 128
-_REST_S = 0.1  # when the process has no descriptor left
+_REST_S = 0.1  # pause after a failed accept, such as without a free descriptor
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +87,7 @@ class ImageServer:
         while True:
             try:
                 connection, place = await loop.sock_accept(listener)
-            except OSError as error:  # it is gone already, or no descriptor is left
+            except OSError as error:  # the client is gone already, or no descriptor is left
                 self._refused(f"image server: a connection could not be accepted: {error}")
                 await asyncio.sleep(_REST_S)
                 continue
@@ -130,7 +130,7 @@ class ImageServer:
         except TimeoutError:
             self._refused(f"image server: {address} cut off: it did not read or write for {PATIENCE_S:g} s")
         except OSError as error:
-            _log.debug("image server: %s: %s", address, error)  # it hung up
+            _log.debug("image server: %s: %s", address, error)  # the client hung up
         finally:
             with contextlib.suppress(OSError, TimeoutError):
                 writer.close()

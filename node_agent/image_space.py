@@ -1,4 +1,4 @@
-"""Room for images on a node's disk: free space within the budget, less the reservations of saves in progress."""
+"""Disk space for images on a node: free space within the budget, less the reservations of saves in progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Reservation:
 
 
 class ImageSpace:
-    """The room for images in a store: reservations of saves and transfers in progress, and the sizes of images.
+    """The space for images in a store: reservations of saves and transfers in progress, and the sizes of images.
 
     `budget_mib` limits the sum of all images; 0 is no budget. With `stands_for_more`, images are small files that
     represent the size in their reports, as for simulated guests: then only the budget limits them.
@@ -42,12 +42,12 @@ class ImageSpace:
         self.stands_for_more = False
 
     def free_mib(self) -> int | None:
-        """Return the room in MiB, None without any limit; a file that is being written counts once it is complete."""
+        """Return the free space in MiB, None without any limit; a file counts once it is completely written."""
         free = self._free()
         return None if free is None else max(0, free) // _MIB
 
     def reserve(self, holder: str, image: str, mib: int) -> None:
-        """Reserve room for an image until `release` or `written`; raises `NoRoomError` if there is not enough.
+        """Reserve space for an image until `release` or `written`; raises `NoRoomError` if there is not enough.
 
         A holder has one reservation: a second one replaces the first.
         """
@@ -60,16 +60,16 @@ class ImageSpace:
         self._reserved[holder] = _Reservation(image, mib * _MIB)
 
     def release(self, holder: str) -> None:
-        """Give up a reservation, if there is one."""
+        """Cancel the reservation of a holder, if any."""
         self._reserved.pop(holder, None)
 
     def written(self, holder: str, image: str, size: int) -> None:
-        """An image is complete, with `size` bytes by its report."""
+        """Note that an image is complete, with `size` bytes by its report."""
         self.release(holder)
         self._sizes[image] = size
 
     def refusal(self, image: str, mib: int, reason: str) -> NoRoomError:
-        """Return the error of an image that had room at its beginning, and still did not fit."""
+        """Return the error for an image that did not fit although its reservation had succeeded."""
         return self._error(image, mib, self.free_mib() or 0, f": {reason}")
 
     def _error(self, image: str, needed_mib: int, free_mib: int, more: str = "") -> NoRoomError:
@@ -77,7 +77,7 @@ class ImageSpace:
         return NoRoomError(image, f"{self._store.folder}{budget}{more}", needed_mib, free_mib)
 
     def _free(self, coming: str = "") -> int | None:
-        """Return the room in bytes as if no byte of `coming` and of other writes in progress were written yet."""
+        """Return the free space in bytes as if no byte of `coming` and of other writes in progress were written yet."""
         under_way = {coming, *(each.image for each in self._reserved.values())}
         limits = []
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Starts of guests, new or from images: only from the image that the controller names, by its digest.
 
-Images written or fetched by this agent were digested then; only images of an earlier agent are read beforehand. Later
-damage is detected when the image is read.
+The digests of images that this agent wrote or fetched are known; only images of an earlier agent are read beforehand.
+Later damage is detected when the image is read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ImageStarts:
         return found
 
     async def _compare(self, image: ImageRef) -> Path:
-        """Return the file of a complete image; raises `ImageLostError` for another one, also if its note says so."""
+        """Return the file of a complete image; raises `ImageLostError` if its digest or its generation is another."""
         path, note = await self._stores.do(lambda: (self._stores.complete(image.image), self._stores.note(image.image)))
         check_image(image, 0 if note is None else note.generation)
         known = self._stores.digest(image.image)
@@ -60,7 +60,7 @@ class ImageStarts:
         return path
 
     async def _restore_and_verify(self, restoring: Awaitable[None], image: ImageRef) -> None:
-        """Read the image while the hypervisor restores it, held: a guest from a wrong image never runs."""
+        """Verify the image while the hypervisor restores it, held: a guest from a wrong image never runs."""
         outcomes = await asyncio.gather(
             restoring, asyncio.to_thread(self._stores.verify, image), return_exceptions=True
         )

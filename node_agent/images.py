@@ -61,14 +61,14 @@ class ImageStore:
             raise ImageLostError(f"image {image.image}: digest {found[:12]}…, expected {image.digest[:12]}…")
 
     def drop(self, image: str) -> None:
-        """Delete an image and its partial transfers; its note first, so that no half of it counts as complete."""
+        """Delete an image and its partial transfers, the note first: no part of the image counts as complete then."""
         path = self.path(image)
         drop_note(path)
         path.unlink(missing_ok=True)
         path.with_name(path.name + ".part").unlink(missing_ok=True)
 
     def all(self) -> list[Path]:
-        """Return every image, complete or not, and every partial transfer: all that needs room."""
+        """Return every image, complete or not, and every partial transfer: all files that take disk space."""
         return sorted(
             path
             for path in self.folder.iterdir()
@@ -104,7 +104,7 @@ class ImageStore:
                 and path.name.endswith(SUFFIX)]  # fmt: skip
 
     def free_mib(self) -> int:
-        """Free space for images."""
+        """Return the free space for images in MiB."""
         stat = os.statvfs(self.folder)
         return stat.f_bavail * stat.f_frsize >> 20
 
@@ -185,7 +185,7 @@ def _check(line: bytes, expected: int) -> None:
         raise DriverError(f"its answer has {len(line)} bytes: expected {LONGEST_LINE} at most")
     try:
         answer = msgspec.json.decode(line, type=Answer)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:  # it hung up, or is no image server
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:  # the peer hung up, or is no image server
         raise DriverError(f"no answer of an agent: {error}") from error
     if answer.error is not None:
         lost = answer.code == FailureCode.IMAGE_LOST

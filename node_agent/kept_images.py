@@ -1,4 +1,4 @@
-"""Retention of a node's guests and images: whose they are, and whether that holder may still come back for them.
+"""Retention of a node's guests and images: their holder, and whether that holder may still resume.
 
 The holder of a lease is its run, which several controllers may drive one after the other, or else the lease itself.
 """
@@ -40,10 +40,10 @@ class KeptImages:
         self._holds = holds
         self._file = stores.disk.folder / FILE
         self._note = _Note()
-        self._heard = False  # a lease, by this agent
+        self._heard = False  # whether this agent has received a lease
 
     def begin(self) -> None:
-        """Keep the images of the noted holder, if any, until another one is heard."""
+        """Keep the images of the noted holder, if any, until the lease of another holder is received."""
         self._note = self._noted()
         if not self._note.holder:
             self._stores.clear()
@@ -65,13 +65,13 @@ class KeptImages:
         self._write(note)
 
     def clear(self) -> None:
-        """The lease in force has ended for good: delete its images."""
+        """Delete the images of a lease that has ended for good."""
         if not self.kept:
             self._stores.clear()
             self._forget()
 
     def leave(self, *, in_force: bool) -> None:
-        """The agent ends in order: delete all images unless their holder may want them.
+        """Delete all images unless their holder may want them; called when the agent ends in order.
 
         An agent that has received no lease cannot know; then images of the noted holder stay for the next agent.
         """
@@ -90,7 +90,7 @@ class KeptImages:
         write_whole(self._file, msgspec.json.encode(note), durable=False)
 
     def _noted(self) -> _Note:
-        """Return the holder whose images these are, as an earlier agent has noted."""
+        """Return the holder of the images, as noted by an earlier agent."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return msgspec.json.decode(self._file.read_bytes(), type=_Note)
         return _Note()

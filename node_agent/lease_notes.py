@@ -1,7 +1,7 @@
-"""What the next agent must know of the lease, noted in the state folder.
+"""Note of the lease in the state folder, for the next agent.
 
-The next agent may have guests of a lease whose end nobody has told it. Then the lease counts as held until it must have
-run out, and the terms for that case are those of the note.
+The next agent may have guests of a lease whose end was not reported to it. Then the lease counts as held until it must
+have run out, and the terms in the note apply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseNotes:
-    """The file. It is written when the terms change, and not at every renewal."""
+    """The file of the note. It is written when the terms change, and not at every renewal."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE

@@ -66,11 +66,11 @@ class LeaseWatch:
                 await self._run_out()
 
     async def _run_out(self) -> None:
-        """The lease ran out: its holder may be gone, or may return and continue."""
+        """Act on a lease that has run out: its holder may be gone, or may return and continue."""
         loss = self._guard.on_controller_loss
         why = f"the lease ran out, on_controller_loss = {loss}"
         if loss == "keep":
-            _log.warning("%s: everything goes on", why)
+            _log.warning("%s: guests continue", why)
             return
         held = self._guests.held()
         await self._abandon(why, pause=loss == "pause")

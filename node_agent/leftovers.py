@@ -58,7 +58,7 @@ async def remove(claim: Claim, *, dry_run: bool) -> Swept:
 
 
 def _files(claim: Claim) -> list[Path]:
-    """Return its folders if they are not to be used again, else the images in them."""
+    """Return the folders of an ephemeral agent, which are not used again, else only the images."""
     images = Path(claim.image_dir)
     if claim.ephemeral:
         return [path for path in (Path(claim.state_dir), images) if path.is_dir() and not path.is_symlink()]
@@ -66,7 +66,7 @@ def _files(claim: Claim) -> list[Path]:
 
 
 def _remove_notes(folder: Path) -> None:
-    """Remove the notes of images, and of whose they were: without the images they mean nothing."""
+    """Remove the notes of images and of their holder, which are void without the images."""
     with contextlib.suppress(OSError):
         if folder.is_dir():
             ImageStore(folder).clear()

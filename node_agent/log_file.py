@@ -53,7 +53,7 @@ class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
             fcntl.fcntl(self._number, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, and make room if the file is full by now; if no room can be made, count the line instead."""
+        """Write a line, and rotate the file if it is full; while the file cannot be emptied, only count the lines."""
         if self._full and not self._empty(""):
             self._left_out += 1
             return
@@ -66,11 +66,11 @@ class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
 
     def _turn(self) -> None:
         self.turns += 1
-        reached = f"the log reached {self.most_bytes >> 20} MiB; what was before is"
+        reached = f"the log reached {self.most_bytes >> 20} MiB; earlier lines are"
         try:
             name = self._set_aside()
-        except OSError as error:  # a full disk, a folder in its place: the bound matters more than the older lines
-            self._empty(f"{reached} lost: it cannot be kept beside the log: {error.strerror or error}\n")
+        except OSError as error:  # such as a full disk: the size limit has priority over the older lines
+            self._empty(f"{reached} lost: they cannot be kept beside the log: {error.strerror or error}\n")
         else:
             self._empty(f"{reached} in {name}.1\n")
 
@@ -89,7 +89,7 @@ class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
         return path.name
 
     def _empty(self, line: str) -> bool:
-        """Empty the file, and begin it with a line; returns whether there is room again."""
+        """Empty the file, and begin it with a line; return whether the file was emptied."""
         try:
             os.ftruncate(self._number, 0)
         except OSError:  # not reported: a message would make the file longer

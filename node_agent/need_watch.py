@@ -1,4 +1,4 @@
-"""Estimates the CPU needs of guests on this node from telemetry samples."""
+"""Estimates of the CPU needs of guests on this node, from telemetry samples."""
 
 from __future__ import annotations
 

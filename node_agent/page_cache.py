@@ -14,9 +14,10 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def drop_cached(path: Path) -> None:
-    """Evict a file, so that the next read is from its disk; raises `OSError`. No effect on a tmpfs, which is all pages.
+    """Evict a file from the page cache, so that the next read is from its disk; raises `OSError`.
 
-    Pages that are not on the disk yet, or that are mapped, would stay, so the file is made durable first.
+    No effect on a tmpfs, whose files exist in the page cache alone. Pages that are not on the disk yet, or that are
+    mapped, would stay, so the file is made durable first.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -9,12 +9,12 @@ from testbed.bus.messages import GuestSpec
 
 
 class Residents:
-    """Guests from the command that starts them until they are gone. All of them have `memory_mib` at most."""
+    """Guests from the command that starts them until they are gone. Their memory is `memory_mib` at most in total."""
 
     def __init__(self, memory_mib: int) -> None:
         self._most_mib = memory_mib
         self._memory_mib: dict[str, int] = {}
-        self._runs: dict[str, str] = {}  # of the same guests
+        self._runs: dict[str, str] = {}  # by guest
         self._locks: dict[str, asyncio.Lock] = {}
 
     def __contains__(self, guest: str) -> bool:
@@ -34,7 +34,7 @@ class Residents:
         return self._memory_mib.get(guest, 0)
 
     def of_run(self, run: str | None) -> set[str]:
-        """Return the guests of a run."""
+        """Return the names of the guests of a run."""
         return {guest for guest, its in self._runs.items() if its == run}
 
     def add(self, spec: GuestSpec) -> None:

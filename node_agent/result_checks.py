@@ -21,7 +21,7 @@ from testbed.bus.messages import GuestSpec
 from testbed.bus.results import Claim, Comparison, Verdicts
 from testbed.bus.topology import neighbours
 
-_MESSAGE_S = 40e-6  # to compute a message that a rank receives, and for each byte of it
+_MESSAGE_S = 40e-6  # seconds to compute a message that a rank receives, plus `_BYTE_S` for each byte of it
 _BYTE_S = 1e-9
 _draw = SystemRandom()
 
@@ -68,7 +68,7 @@ def _compare(claim: Claim, given_up: Callable[[], bool]) -> tuple[str, str]:
         if not answer.checksum:
             return "", "there was no time left to compare it"
         if found != answer.checksum:
-            return f"task {spec.task}: it is done with checksum {found}; its work comes to {answer.checksum}", ""
+            return f"task {spec.task}: it is done with checksum {found}: expected {answer.checksum}", ""
     return "", ""
 
 

@@ -1,10 +1,10 @@
-"""The exchange of shares at this node: when a period ends, what is kept on the disk, and where messages go.
+"""The exchange of shares at this node: periods, state on disk, and messages.
 
-One task does all of it, one job after the other. Messages are sent at most once; those without an answer are repeated
-in the next period. What an account has booked is on the disk before a message leaves, so that shares are neither lost
-nor made when the agent is killed. It need not outlast a reboot, as no guest does.
+One asyncio task processes all jobs, one after the other. Messages are sent at most once; those without an answer are
+repeated in the next period. The bookings of an account are on the disk before a message leaves, so that shares are
+neither lost nor created when the agent is killed. The files need not survive a reboot, as no guest does.
 
-Shares of guests that are not weighed are their caps (`Exchange.capped`), and what a command sets is the base of a new
+For guests without weights the shares are caps (`Exchange.capped`), and a cap that a command sets is the base of a new
 life of the exchange. Then all guests of the node count, also those that exchange nothing (`testbed.shares.in_force`).
 """
 
@@ -34,18 +34,18 @@ from testbed.shares.state import AccountState
 from testbed.shares.waits import upstream_ranks
 
 FOLDER = "shares"
-_MOST_WAITING = 1024  # messages that were received and not yet processed: others are lost, as on any network
+_MOST_WAITING = 1024  # received messages that are not processed yet: further ones are dropped, as on any network
 _log = logging.getLogger(__name__)
 
 
 class Kept(msgspec.Struct):
-    """What is kept of a job: its order, its shares, how many periods have begun, and the accounts at this node."""
+    """The state of a job on disk: its order, its shares, the number of periods begun, its accounts at this node."""
 
     order: Exchange
     total: int  # shares of the job
     number: int = 0
     accounts: dict[str, AccountState] = {}
-    bases: dict[str, int] = {}  # of capped guests: what the last command gave them
+    bases: dict[str, int] = {}  # of capped guests: the shares that the last command set
 
 
 class _Job:
@@ -54,12 +54,12 @@ class _Job:
     def __init__(self, kept: Kept, path: Path, now_s: float) -> None:
         self.kept = kept
         self.path = path
-        self.written = b""  # what is kept on the disk
+        self.written = b""  # the content of the file on disk
         self.secret = bytes.fromhex(kept.order.secret)
         self.node = self._open()
         self.next_s = now_s + kept.order.period_s
         self.grant_s = now_s + kept.order.grant_s
-        self.read: dict[str, tuple[float, GuestSample]] = {}  # when, and what was seen then, of each guest
+        self.read: dict[str, tuple[float, GuestSample]] = {}  # time and content of the last sample, by guest
         self.guessed: set[str] = set()  # guests whose waits are guessed
 
     def add(self, guest: str, shares: int) -> None:
@@ -72,7 +72,7 @@ class _Job:
         return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total, capped=kept.order.capped)
 
     def notice(self, samples: Iterable[GuestSample], now_s: float) -> None:
-        """Let guests take part from their first work on: one that waits for its job to begin has no shares to spare."""
+        """Let guests take part from their first work unit on: before its job begins, a guest has no shares to spare."""
         for sample in samples:
             if sample.guest in self.kept.accounts and sample.units_done:
                 self.read.setdefault(sample.guest, (now_s, sample))
@@ -80,7 +80,7 @@ class _Job:
     def uses(self, samples: Sequence[GuestSample], now_s: float) -> dict[str, Use]:
         """Return what each guest used per second since the last call, in shares.
 
-        A guest that has begun to work less than half of a period ago is not there yet: too little is seen of its use.
+        A guest that began to work less than half of a period ago is left out: that is too short to measure its use.
         """
         self.notice(samples, now_s)
         found = {}
@@ -97,7 +97,7 @@ class _Job:
         return found
 
     def _upstreams(self, before_s: Sequence[float], after_s: Sequence[float], period_s: float) -> list[str]:
-        """Return the guests whose messages a rank has waited for, from its waits by rank."""
+        """Return the guests for whose messages a rank has waited, from its waits by rank."""
         guests = list(self.kept.order.nodes)
         return [guests[rank] for rank in upstream_ranks(before_s, after_s, period_s) if rank < len(guests)]
 
@@ -106,8 +106,8 @@ class ShareExchange:
     """Exchanges the shares of all jobs with guests at this node.
 
     `samples` returns the usage of the guests as it is now. `set_share` sets the share of a guest, in cores, `set_cap`
-    its cap. `guess`, to be set where ranks do not count their waits, has those of a guest guessed by the addresses of
-    its job's guests.
+    its cap. `guess` is set where ranks do not count their waits: it begins to guess the waits of a guest, from the
+    addresses of its job's guests.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class ShareExchange:
         self._now_s = now_s
         self._samples, self._set_share, self._set_cap = samples, set_share, set_cap
         self.guess: Callable[[str, Sequence[str]], Awaitable[None]] | None = None
-        self._booked: dict[str, int] = {}  # the shares of all guests, as far as they are in force
-        self._bases: dict[str, int] = {}  # of those that are capped
-        self._unset: set[str] = set()  # those of them whose caps are to be set
+        self._booked: dict[str, int] = {}  # the shares in force of all guests
+        self._bases: dict[str, int] = {}  # of capped guests
+        self._unset: set[str] = set()  # capped guests whose caps are to be set
         self._last: dict[str, int] = {}  # the shares and the caps that were set here last
-        self._jobs: dict[str, _Job] = {}  # by the first of the names of its guests, as files are named
+        self._jobs: dict[str, _Job] = {}  # by the alphabetically first name of its guests, which names its file
         self._heard: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
         self._sent = self._received = 0  # messages, to and from other nodes
         self._exchanges = False  # whether there has ever been a job that exchanges shares
@@ -140,14 +140,14 @@ class ShareExchange:
             self._open(spec.guest, order, first)
 
     def _open(self, guest: str, order: Exchange, first: int) -> None:
-        """Open the account of a guest, the first one of its job at this node with the job's."""
+        """Open the account of a guest; the first guest of a job at this node also opens the job."""
         if order.nodes.get(guest) != self._node:
             raise DriverError(f"guest {guest}: its exchange names another node: expected {self._node}")
         if order.capped != (guest in self._bases):
             raise DriverError(f"guest {guest}: expected an exchange of {'caps' if guest in self._bases else 'weights'}")
         name = min(order.nodes)
         job = self._jobs.get(name)
-        if job is None or job.kept.order != order:  # or of an earlier life
+        if job is None or job.kept.order != order:  # a job of an earlier life has another order
             accounts = {BANK: AccountState(0)} if order.mode == "bank" and order.bank == self._node else {}
             path = self._folder / f"{name}.json"
             job = self._jobs[name] = _Job(Kept(order, first * len(order.nodes), 0, accounts), path, self._now_s())
@@ -155,7 +155,7 @@ class ShareExchange:
         if guest in self._bases:
             job.kept.bases[guest] = first
         job.add(guest, first)
-        try:  # now: an agent that is killed before its first period ends would leave no account
+        try:  # at once: an agent that is killed before its first period ends would leave no account
             self._folder.mkdir(exist_ok=True)
             self._keep(job)
         except OSError as error:
@@ -168,10 +168,10 @@ class ShareExchange:
             job.written = text
 
     async def rebase(self, caps: Mapping[str, float], order: Exchange | None, *, lower: bool) -> dict[str, float]:
-        """Take new caps, in cores, for capped guests: return what is to be set.
+        """Take new caps, in cores, for capped guests: return the caps to set.
 
-        What they have exchanged is forgotten. Others here that have more than their own bases get out of the way first.
-        With `lower` no cap is raised. Raises `DriverError`.
+        Earlier exchanges of these guests are void. The caps of other guests here that exceed their bases are lowered
+        first. With `lower` no cap is raised. Raises `DriverError`.
         """
         found = dict(caps)
         for guest in sorted(caps.keys() & self._bases.keys()):
@@ -191,7 +191,7 @@ class ShareExchange:
         return found
 
     def _recount(self) -> None:
-        """Work out which caps follow from accounts and bases."""
+        """Compute the caps that follow from accounts and bases."""
         accounts = dict(self._bases)
         for job in self._jobs.values():
             accounts.update({guest: shares for guest, shares in job.node.shares().items() if guest in accounts})
@@ -214,7 +214,7 @@ class ShareExchange:
                     self._unset.discard(guest)
 
     def take_over(self, specs: Sequence[GuestSpec], caps_cores: Mapping[str, float] | None = None) -> None:
-        """Go on with the accounts of guests of an earlier agent; delete those of guests that are not here.
+        """Continue the accounts of guests of an earlier agent; delete those of guests that are not here.
 
         `caps_cores` are the caps of the capped ones.
         """
@@ -236,7 +236,7 @@ class ShareExchange:
             self._unset |= kept.bases.keys() & names
 
     def gone(self, guest: str) -> None:
-        """A guest is not here any more; the last one of its job takes the accounts with it, and the job's bank."""
+        """Forget a guest that has left; with the last guest of a job here, delete its accounts and its bank."""
         self._bases.pop(guest, None)
         self._last.pop(guest, None)
         if self._booked.pop(guest, None) is None:
@@ -260,7 +260,7 @@ class ShareExchange:
             job.notice(samples, self._now_s())
 
     def told(self, samples: Sequence[GuestSample]) -> tuple[GuestSample, ...]:
-        """Add to telemetry samples what each guest has taken from whom, and to a job's first guest its bank's."""
+        """Add to telemetry samples the shares taken by each guest, by giver, and to a job's first guest the bank's."""
         jobs = {guest: job for job in self._jobs.values() for guest in job.kept.accounts if guest != BANK}
         return tuple(_told(sample, jobs[sample.guest]) if sample.guest in jobs else sample for sample in samples)
 
@@ -282,7 +282,7 @@ class ShareExchange:
             self._heard.put_nowait(payload)
 
     async def _next(self) -> bytes | None:
-        """Return the next message, or None when a period ends before one comes."""
+        """Return the next message, or None when a period ends before a message arrives."""
         ends_s = min((min(job.next_s, job.grant_s) for job in self._jobs.values()), default=self._now_s() + 1.0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(ends_s - self._now_s(), 0.0)):
@@ -300,14 +300,14 @@ class ShareExchange:
                 out += job.node.unanswered()
                 job.kept.number += 1
                 out += job.node.exchange(job.uses(samples, self._now_s()), self._free, job.kept.number)
-                job.next_s = self._now_s() + job.kept.order.period_s  # a shorter one would not tell what guests use
+                job.next_s = self._now_s() + job.kept.order.period_s  # a shorter period would not measure the use
             if job.grant_s <= now_s:
                 out += job.node.grant()
                 job.grant_s = self._now_s() + job.kept.order.grant_s
             await self._carry(bus, job, out)
 
     async def _guess(self, job: _Job, samples: Sequence[GuestSample]) -> None:
-        """Have the waits of guests at work guessed, where the order wants that."""
+        """Begin to guess the waits of guests that have begun to work, if the order asks for it."""
         if job.kept.order.waits != "traffic" or self.guess is None:
             return
         for sample in samples:
@@ -316,7 +316,7 @@ class ShareExchange:
                     await self.guess(sample.guest, job.kept.order.addresses)
                     job.guessed.add(sample.guest)
                 except DriverError as error:  # it may have ended just now; else it is tried again in the next period
-                    _log.warning("guest %s: nobody guesses for whom it waits: %s", sample.guest, error)
+                    _log.warning("guest %s: its waits cannot be guessed: %s", sample.guest, error)
 
     async def _hear(self, bus: Bus, payload: bytes) -> None:
         for job in list(self._jobs.values()):
@@ -333,7 +333,7 @@ class ShareExchange:
         return max(self._cores - sum(self._booked.values()), 0)
 
     async def _carry(self, bus: Bus, job: _Job, out: list[ExchangeMessage]) -> None:
-        """Take the messages for this node, keep the accounts, and send the others."""
+        """Process the messages for this node, write the accounts to disk, and send the other messages."""
         away: list[tuple[str, ExchangeMessage]] = []
         while out:
             message = out.pop(0)
@@ -349,10 +349,10 @@ class ShareExchange:
             return
         try:
             self._keep(job)
-        except OSError as error:  # nothing leaves that is not kept
-            _log.warning("%s: %s: shares wait", job.path, error.strerror)
+        except OSError as error:  # no message leaves whose booking is not on the disk
+            _log.warning("%s: %s: messages about shares are not sent", job.path, error.strerror)
             return
-        await self._apply(job)  # what was given is not in force any more when its receiver takes it
+        await self._apply(job)  # before the messages leave: given shares must not be in force when a receiver has them
         for node, message in away:
             topic = topics.node_topic(self._lab, node, "exchange")
             await bus.publish(topic, seal(job.secret, message), qos=0)
@@ -387,7 +387,7 @@ def _told(sample: GuestSample, job: _Job) -> GuestSample:
 
 
 def _most_taken(account: Account) -> dict[str, float]:
-    """Return what an account has taken, in cores by giver: of the greatest givers, as many as a sample holds."""
+    """Return the shares that an account has taken, in cores by giver; only the greatest that fit a sample."""
     greatest = sorted(account.taken.items(), key=lambda each: -each[1])[:MOST_GIVERS]
     return {giver: cores_of(shares) for giver, shares in greatest}
 

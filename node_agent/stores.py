@@ -43,17 +43,17 @@ class MemoryFolder:
     """A private folder on a tmpfs, locked while its owner lives; an unlocked one is abandoned and may be removed."""
 
     def __init__(self, base: Path, node: str) -> None:
-        """Make it in `base`, and remove the folders of killed agents there; raises `OSError`."""
+        """Create the folder in `base`, and remove the folders of killed agents there; raises `OSError`."""
         sweep(base)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{node}-", dir=base))
             lock = _lock(self.path)
             if lock is not None:
-                break  # else another agent's sweep was faster, and removes it
+                break  # else the sweep of another agent has locked the folder first, and removes it
         self._lock = lock
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the folder with its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
@@ -90,19 +90,19 @@ def _lock(folder: Path) -> int | None:
 class ImageStores:
     """The image stores of a node by name; `disk` always exists, `memory` once it is opened.
 
-    Images and their notes are made `durable`, but for those of a dry run.
+    Images and their notes are made `durable`, except for those of a dry run.
     """
 
     def __init__(self, disk: Path, *, durable: bool = True) -> None:
         self.disk = ImageStore(disk)
         self.disk.sweep()
-        self._stores: Mapping[str, ImageStore] = {DISK: self.disk}  # replaced, never changed: threads go through it
+        self._stores: Mapping[str, ImageStore] = {DISK: self.disk}  # replaced, never changed: threads iterate over it
         self._memory: MemoryFolder | None = None
         self._digests: dict[str, str] = {}  # of images that this agent has written or fetched itself
         self.durable = durable
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Do something that reads or writes files, in a thread, to its end even if it is cancelled meanwhile.
+        """Run a function that reads or writes files in a thread, to its end even if the caller is cancelled.
 
         In a dry run nothing is synced, and no thread is used, as threads do not work with virtual time.
         """
@@ -147,9 +147,9 @@ class ImageStores:
             self._stores = {DISK: self.disk}
 
     def place(self, image: str, store: str, memory_mib: int) -> Path:
-        """Return the file that a guest of that size is to be saved to; "" is the disk.
+        """Return the file for the image of a guest of that size; an empty `store` is the disk.
 
-        Raises `DriverError` if there is no such store, or no room in the machine's memory for the image and the guest.
+        Raises `DriverError` if there is no such store, or not enough memory for the image beside the guest.
         """
         if store and store not in self._stores:
             raise DriverError(f"image store {store!r}: expected one of {', '.join(self._stores)}")
@@ -179,13 +179,13 @@ class ImageStores:
     def finish(self, image: Path, note: ImageNote) -> None:
         """Note that an image which this agent has written, or fetched and checked, is complete.
 
-        It is durable then, and so is the note. Raises `DriverError`.
+        Image and note are durable when this returns. Raises `DriverError`.
         """
         finish_note(image, note, durable=self.durable)
         self._digests[image.name] = note.digest
 
     def compared(self, image: ImageRef) -> None:
-        """An image of an earlier agent was read, and is the one with this digest."""
+        """Note that an image of an earlier agent was read, and has this digest."""
         self._digests[image.image] = image.digest
 
     def digest(self, image: str) -> str | None:
@@ -203,7 +203,7 @@ class ImageStores:
     def complete(self, image: str) -> Path:
         """Return the file of an image that was complete once; raises `ImageLostError` if there is none.
 
-        Whoever reads it compares its digest, as it may have been damaged since.
+        The reader of the file compares its digest, as the image may have been damaged since.
         """
         path = self.path(image)
         note = read_note(path)

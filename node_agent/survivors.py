@@ -1,4 +1,4 @@
-"""Guests of a killed agent that the next one takes over: their accounts, and the lease that they are under."""
+"""Guests of a killed agent that the next agent takes over, and the lease that they belong to."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _log = logging.getLogger(__name__)
 
 
 class Survivors:
-    """What an agent does for guests that outlive it, if its driver has such guests (`Outlives`)."""
+    """Passes guests from one agent to the next, if its driver has guests that outlive an agent (`Outlives`)."""
 
     def __init__(self, driver: Driver, state_dir: Path, guard: LeaseGuard) -> None:
         self._driver = driver if isinstance(driver, Outlives) else None
         self._notes = LeaseNotes(state_dir)
         self._guard = guard
-        self.orphaned = False  # there are guests, and no lease is known: nobody will ever ask for them
+        self.orphaned = False  # there are guests, but no lease is known: no controller will ever claim them
 
     def prepare(self, keep_s: float, on_saved: OnSaved) -> None:
-        """Call it before the driver is opened."""
+        """Set the driver's time limit and callback; call it before the driver is opened."""
         if self._driver is not None:
             self._driver.keep_s, self._driver.on_saved = keep_s, on_saved
 
     def found(self) -> list[GuestSpec]:
-        """Return the guests that the driver has taken over; they stay for as long as its lease may last."""
+        """Return the guests that the driver has taken over; they are kept until their lease must have run out."""
         specs = [] if self._driver is None else self._driver.taken_over()
         if not specs:
             return []
@@ -47,6 +47,6 @@ class Survivors:
             self._notes.keep(lease)
 
     def settled(self, guest: str) -> None:
-        """The end of a guest has been reported, or its image noted."""
+        """Let the driver forget a guest: its end has been reported, or its image noted."""
         if self._driver is not None:
             self._driver.settled(guest)

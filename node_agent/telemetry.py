@@ -34,7 +34,7 @@ class GuestSampler:
         return samples
 
     def take(self) -> tuple[GuestSample, ...]:
-        """Return it for telemetry: with the longest iteration since the last call."""
+        """Return the samples for telemetry, with the longest iteration since the last call."""
         samples = self.look()
         longest_s, self._longest_s = self._longest_s, {}
         return tuple(
@@ -49,11 +49,11 @@ class GuestSampler:
 
 
 class NodeSampler:
-    """Reads counters of the machine and of this process; the first sample's `cpu_frac` is since construction.
+    """Reads counters of the machine and of this process; `cpu_frac` of the first sample counts from construction.
 
     `clock_s` is the monotonic clock of the event loop, which is the node's clock, or the virtual one of a dry run;
     `clock` identifies it. `speed` probes the cores; without it their speed is not reported. `image_free_mib` returns
-    the room for images. `daemons` are the processes that serve the node's guests.
+    the free space for images. `daemons` are the processes that serve the node's guests.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class NodeSampler:
         self, guests: tuple[GuestSample, ...], dropped: int = 0, refused: int = 0,
         exchange: ExchangeCounts | None = None,
     ) -> Telemetry:  # fmt: skip
-        """Return one record; about two milliseconds of CPU time."""
+        """Return one record; takes about 2 ms of CPU time."""
         disk = psutil.disk_io_counters(nowrap=False)
         net = psutil.net_io_counters(nowrap=False)
         cpu = self._self.cpu_times()
@@ -109,7 +109,7 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Return the CPU time of a process; 0 for one that has ended, whose time counts no more."""
+    """Return the CPU time of a process; 0 for a process that has ended."""
     try:
         times = process.cpu_times()
     except psutil.Error:

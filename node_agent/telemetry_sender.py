@@ -42,11 +42,11 @@ class Listener:
         self._sure.set()
 
     def lost(self) -> None:
-        """The bus was found to be away."""
+        """The bus is disconnected."""
         self._sure.clear()
 
     async def ready(self) -> None:
-        """Wait for the bus, and if there was a lease for another one, at most 15 s, as there may be no controller."""
+        """Wait for the bus; if there was a lease before, also up to 15 s for the next, as no controller may exist."""
         while not self._bus.connected.is_set():
             self.lost()
             await self._bus.connected.wait()
@@ -72,7 +72,7 @@ class TelemetrySender:
         """Take a sample."""
         self._fresh.append(sample)
         if self._backlog:
-            self.set_aside()  # behind the waiting ones
+            self.set_aside()  # queued behind the samples that wait
         self._news.set()
 
     async def run(self) -> None:

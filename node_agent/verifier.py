@@ -29,11 +29,11 @@ class Answer:
 
 
 def work_out(task: Task, given_up: Callable[[], bool]) -> Answer:
-    """Return a task's expected checksum, an empty one as soon as `given_up()`. Blocks."""
+    """Compute a task's expected checksum; empty as soon as `given_up()` is true. Blocks."""
     try:
         program = find_program(task.name)
         if program.expected is None:
-            return Answer(unknown=f"program {task.name!r} does not say what its tasks must come to")
+            return Answer(unknown=f"program {task.name!r} has no `expected` function")
         return Answer(expected_checksum(task, given_up, program.expected))
     except Exception as error:  # noqa: BLE001  # a mistake in a plug-in must not end the agent
         _log.exception("expected checksum of %s", task.guest)
@@ -57,7 +57,7 @@ class Verifier:
         self._expected[spec.guest] = computing, given_up
 
     def forget(self, guest: str) -> None:
-        """The guest is not here any more."""
+        """Abort the computation for a guest that has left."""
         if guest in self._expected:
             self._expected.pop(guest)[1].set()
 
@@ -88,5 +88,5 @@ def compare(driver_event: DriverEvent, expected: Answer) -> DriverEvent:
         return replace(driver_event, detail={**driver_event.detail, "verified": False, "unverified": expected.unknown})
     if found == expected.checksum:
         return replace(driver_event, detail={**driver_event.detail, "verified": True})
-    reason = f"it is done with checksum {found}; its work comes to {expected.checksum}"
+    reason = f"it is done with checksum {found}: expected {expected.checksum}"
     return replace(driver_event, event="failed", detail={"reason": reason, "code": FailureCode.WRONG_RESULT.value})

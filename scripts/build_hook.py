@@ -10,12 +10,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CommitHook(BuildHookInterface):
-    """Adds `testbed/commit`: the commit, and `dirty` behind it where files differ from that."""
+    """Adds `testbed/commit`: the commit, followed by `dirty` if tracked files differ from it."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Make the file; a build outside of a checkout keeps what an sdist holds."""
+        """Write the file; a build outside of a checkout keeps the file of the sdist."""
         del version
         root = Path(self.root)
         text = self._commit(root)

@@ -77,7 +77,7 @@ _EXPORTS = {
     "open_lab": "testbed.lab.opening",
     "simulate": "testbed.study.analysis.simulation",
 }
-"""Modules of the public names; each is imported when the name is first asked for, so that `import testbed` is quick."""
+"""Modules of the public names; each is imported on the first access to its name, so that `import testbed` is fast."""
 
 
 def __getattr__(name: str) -> Any:

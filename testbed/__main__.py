@@ -1,4 +1,4 @@
-"""`python -m testbed`."""
+"""Entry point of `python -m testbed`."""
 
 from testbed.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Errors that a person reads: one line that names the expected and the actual value."""
+"""Errors for people, each one line with the expected and the actual value, and helpers for their texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class FailureCode(StrEnum):
-    """Why a job failed; a later version may have more codes. `testbed.bus.failure_codes` says what each means."""
+    """Failure codes of jobs, described in `testbed.bus.failure_codes`; a later version may have more codes."""
 
     GUEST_FAILED = "guest-failed"
     WRONG_RESULT = "wrong-result"
@@ -31,11 +31,11 @@ class FailureCode(StrEnum):
 
 
 class TestbedError(Exception):
-    """Base of all errors of the testbed; `exit_code` is what the command line returns.
+    """Base of all errors of the testbed; `exit_code` is the exit code of the command line.
 
-    `failure_code` is the code of a job that fails for this error, None where that depends on what was being done.
-    `suspicious` errors are caused by requests or messages that no honest party sends: the lab's operator should get
-    them.
+    `failure_code` is the code of a job that fails because of this error, None if it depends on the operation.
+    `suspicious` errors are caused by requests or messages that no honest party sends, and should be reported to the
+    operator of the lab.
     """
 
     __test__ = False  # the name begins with "Test", yet the class is no test
@@ -44,22 +44,22 @@ class TestbedError(Exception):
     suspicious = False
 
     def __init__(self, text: str = "") -> None:
-        self._text = text  # `args` stay what the error is made of, by which it is made again in another process
+        self._text = text  # `args` keep the arguments of the constructor, with which pickle re-creates the error
 
     def __str__(self) -> str:
         return self._text
 
 
 class UserError(TestbedError):
-    """An invalid input of the user: a file, a key, a value, a name (exit code 2)."""
+    """An invalid input of the user, such as a file, a key, a value or a name (exit code 2)."""
 
     exit_code = 2
 
 
 class InputError(UserError):
-    """A file holds a bad value.
+    """A file has an invalid value.
 
-    `where` is the file, with `:line` where there is one; `field` the key or column; `found` the value as it was read;
+    `where` is the file, with `:line` if known; `field` is the key or column, `found` the value in the file, and
     `expected` a description of valid values.
     """
 
@@ -72,27 +72,27 @@ class InputError(UserError):
 
 
 class RunError(TestbedError):
-    """A run could not do what it was asked, through no fault in its input (exit code 1)."""
+    """A failure of a run or an operation that is not caused by invalid input (exit code 1)."""
 
 
 def shown(value: object, chars: int = 200) -> str:
-    """Return how Python writes a value, cut to so many characters, for a line that a person reads."""
+    """Return the `repr` of a value for a message, truncated to `chars` characters."""
     text = repr(value)
     return text if len(text) <= chars else f"{text[:chars]}… ({len(text)} characters)"
 
 
 def printable(text: str, chars: int = 1000) -> str:
-    """Return a foreign text for a person's screen: one line without control sequences, cut to so many."""
+    """Return an untrusted text for the screen: one line of at most `chars` characters, without control sequences."""
     cut = text if len(text) <= chars else f"{text[:chars]}…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 
 
 def printable_lines(text: str) -> str:
-    """Return the same of a text that may have several lines, as logs of nodes have."""
+    """Return an untrusted text of several lines, such as a node's log, with each line as in `printable`."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.rstrip("\n").split("\n"))
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
-    """Return the known names nearest to `word`, as the end of a sentence, or an empty string."""
+    """Return the known names that are most similar to `word`, as the end of a sentence, or an empty string."""
     matches = get_close_matches(word, list(known), n=count, cutoff=0.5)
     return f"; nearest: {', '.join(matches)}" if matches else ""

@@ -1,6 +1,6 @@
 """Scenarios and campaigns that come with the package, found by name.
 
-The one copy of these files is the project's folder `scenarios`, which a wheel holds as `testbed/scenarios`.
+The files are in the project's folder `scenarios`, which a wheel contains as `testbed/scenarios`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from testbed.errors import UserError, nearest
 
 
 def packaged_folder() -> Path:
-    """Return the folder of packaged scenarios: in the installed package, or beside it in a checkout."""
+    """Return the folder of packaged scenarios: inside the installed package, or next to it in a checkout."""
     package = Path(str(files("testbed")))
     inside = package / "scenarios"
     return inside if inside.is_dir() else package.parent / "scenarios"
@@ -30,12 +30,12 @@ def packaged_campaigns() -> dict[str, Path]:
 
 
 def find_scenario(text: str | Path) -> Path:
-    """Return the file for a path, or for the name of a packaged scenario. Raises UserError."""
+    """Return the file for a path, or for the name of a packaged scenario; raises `UserError`."""
     return _find(str(text), packaged_scenarios(), "scenario")
 
 
 def find_campaign(text: str) -> Path:
-    """Return the file for a path, or for the name of a packaged campaign. Raises UserError."""
+    """Return the file for a path, or for the name of a packaged campaign; raises `UserError`."""
     return _find(text, packaged_campaigns(), "campaign")
 
 
@@ -44,7 +44,7 @@ def _named_files(folder: Path) -> dict[str, Path]:
 
 
 def _find(text: str, known: Mapping[str, Path], what: str) -> Path:
-    """Return the file: a file that exists wins over a packaged one of that name; a pipe also counts as a file."""
+    """Return the file; an existing file takes precedence over a packaged one, and a pipe counts as a file."""
     path = Path(text)
     if path.exists() and not path.is_dir():
         return path

@@ -1,4 +1,4 @@
-"""TOML files that a person writes, read with errors that name file, key, value and the expected value."""
+"""Readers of TOML files written by people; errors have file, key, value and the expected value."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pydantic_core import ErrorDetails
 
 from testbed.errors import InputError, UserError, nearest
 
-_BEGINNINGS = re.compile(r"^(Value error, )?(Input should be |expected )?")  # of pydantic's messages, and of our own
+_BEGINNINGS = re.compile(r"^(Value error, )?(Input should be |expected )?")  # prefixes of pydantic's and our messages
 
 
 def read_toml(path: Path, expected: str) -> dict[str, object]:
-    """Return the content of a file; `expected` says what it should be. Raises `UserError`."""
+    """Return the content of a file; `expected` describes the file for messages. Raises `UserError`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -35,18 +35,18 @@ def first_mistake(
     table: str = "",
     words: Callable[[ErrorDetails], str | None] = lambda _mistake: None,
 ) -> UserError:
-    """Return the first error of a file that is not a `model`, as one line.
+    """Return the first error of a file that is not a valid `model`, as one line.
 
-    Keys are named from `table` on. `words` returns the expected value where pydantic's text is unclear, else None.
+    Names of keys begin with `table`. `words` returns the expected value where pydantic's text is unclear, else None.
     """
     found = mistakes(path, model, error, table=table, words=words)
-    # an unknown key is often why another one is missing
+    # an unknown key, such as a misspelt one, is often the cause of a missing key
     return next((each for each in found if each.is_unknown_key), found[0]).error
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """An error in a file: its location, as steps from table to table, and one line about it."""
+    """An error in a file: its location as a path of tables and indices, and its message."""
 
     location: tuple[int | str, ...]
     error: UserError
@@ -61,7 +61,7 @@ def mistakes(
     table: str = "",
     words: Callable[[ErrorDetails], str | None] = lambda _mistake: None,
 ) -> list[Mistake]:
-    """Return all errors of a file that is not a `model`; see `first_mistake`."""
+    """Return all errors of a file that is not a valid `model`; see `first_mistake`."""
     return [
         Mistake(
             (*_walk(model, each["loc"][:-1])[1], *each["loc"][-1:]), _line(path, model, each, table, words),
@@ -74,7 +74,7 @@ def mistakes(
 def _line(
     path: Path, model: type[BaseModel], first: ErrorDetails, table: str, words: Callable[[ErrorDetails], str | None]
 ) -> UserError:
-    """Return one error as one line."""
+    """Return an error of pydantic as a `UserError` with a one-line message."""
     annotations, steps = _walk(model, first["loc"][:-1])
     key = ".".join(map(str, (*([table] if table else []), *steps, *first["loc"][-1:]))) or "the file"
     found = first["input"]
@@ -92,12 +92,12 @@ def _line(
     if isinstance(found, BaseModel | dict | list | tuple):
         return UserError(f"{path}: {key}: expected {expected}")
     if isinstance(found, str):
-        found = re.sub(r"//.*@", "//…@", found, flags=re.DOTALL)  # an address may hold a password
+        found = re.sub(r"//.*@", "//…@", found, flags=re.DOTALL)  # an address may contain a password
     return InputError(str(path), key, found, expected)
 
 
 def _kinds(model: type[BaseModel], location: Sequence[int | str]) -> str:
-    """Return the kinds that there are of a table whose key `kind` says which it is."""
+    """Return a text with the possible values of the key `kind` of a table at this location."""
     models = models_in(_walk(model, location)[0])
     kinds = [kind for each in models if "kind" in each.model_fields for kind in _tags(each)]
     return f"{', '.join(kinds[:-1])} or {kinds[-1]}" if len(kinds) > 1 else "".join(kinds)
@@ -108,7 +108,7 @@ def _tags(model: type[BaseModel]) -> tuple[str, ...]:
 
 
 def _walk(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[object], list[int | str]]:
-    """Return the types at a location, and its steps without the names of kinds that pydantic puts in."""
+    """Return the types at a location, and its steps without the names of kinds that pydantic inserts."""
     annotations, steps = list[object]([model]), list[int | str]()
     for step in location:
         if isinstance(step, int):

@@ -12,9 +12,9 @@ _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 
 
 def line_of(text: str, location: Sequence[int | str]) -> int:
-    """Return the line, from 1 on, of the key at a location; of the nearest table around it if it has none of its own.
+    """Return the line, from 1 on, of the key at a location, or of the nearest table around a key without a line.
 
-    Locations are steps from table to table, with an index after the name of an array of tables.
+    A location is a path of table names, with an index after the name of an array of tables.
     """
     lines = _lines(text)
     steps = tuple(location)
@@ -24,7 +24,7 @@ def line_of(text: str, location: Sequence[int | str]) -> int:
 
 
 def _lines(text: str) -> dict[tuple[int | str, ...], int]:
-    """Return the lines of all tables and keys that begin a line. Keys in inline tables have none."""
+    """Return the lines of all tables and keys that begin a line; keys in inline tables have no line."""
     found: dict[tuple[int | str, ...], int] = {}
     counts: Counter[tuple[int | str, ...]] = Counter()
     table: tuple[int | str, ...] = ()
@@ -43,7 +43,7 @@ def _lines(text: str) -> dict[tuple[int | str, ...], int]:
 
 
 def _within(names: Sequence[str], counts: Counter[tuple[int | str, ...]]) -> tuple[int | str, ...]:
-    """Return the location of a table, in the last element of each array of tables on the way."""
+    """Return the location of a table inside the last element of each array of tables on its path."""
     steps: tuple[int | str, ...] = ()
     for name in names:
         steps = (*steps, name)

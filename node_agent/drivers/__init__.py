@@ -1,1 +1,1 @@
-"""Kinds of guests behind one small protocol."""
+"""Drivers: one per kind of guest, behind one small protocol."""

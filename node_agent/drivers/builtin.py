@@ -1,4 +1,4 @@
-"""The drivers of this package: where each is and what it declares, without importing it.
+"""The drivers of this package: their entry points and declared traits, without importing them.
 
 A controller reads the traits on machines that have neither libvirt nor Docker.
 """

@@ -14,8 +14,8 @@ from node_agent.drivers.protocol import NativeReport
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.mpi_barriers import Barriers, Entered
 
-_LOOK_EVERY_S = 0.005  # when something is waited for
-_LOOK_AFTER_S = 0.1  # else
+_LOOK_EVERY_S = 0.005  # interval of reads while a report is awaited
+_LOOK_AFTER_S = 0.1  # interval of reads during the measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PassBarrier(Protocol):
 
 
 class NativeBarriers:
-    """Barriers of ranks that one agent runs by itself: `passes` lets each rank pass, by rank."""
+    """Barriers of ranks that are all run by one agent; `passes` are the functions that let each rank pass, by rank."""
 
     def __init__(self, ranks: int) -> None:
         self.session = os.urandom(8).hex()
@@ -61,7 +61,7 @@ async def measure(ranks: Sequence[Callable[[], RankProgress | None]], seconds: f
     Each function in `ranks` returns a rank's last report, None before the first; it raises `DriverError` after its end.
     """
     begin = [await _told(rank, lambda told: told.units > 0) for rank in ranks]
-    begin = [rank() or told for rank, told in zip(ranks, begin, strict=True)]  # the first rank had to wait for the last
+    begin = [rank() or told for rank, told in zip(ranks, begin, strict=True)]  # again, after the wait for the last rank
     until_ns = max(told.mono_ns for told in begin) + round(seconds * 1e9)
     ends_s = asyncio.get_running_loop().time() + seconds
     while (left_s := ends_s - asyncio.get_running_loop().time()) > 0:

@@ -54,7 +54,7 @@ class _Guest:
 
 
 class NullDriver(Driver):
-    """Work advances at the cap; operations take no time, but for live migrations; images hold a guest's progress.
+    """Work advances at the cap; operations take no time, except live migrations; images hold a guest's progress.
 
     `extras` names additional capabilities, separated by commas: `whole`, `live`. Guests migrate between the drivers of
     one process at `MIGRATION_MIB_PER_S`, and stop for `MIGRATION_DOWNTIME_S` at the end. The reported size of an image
@@ -202,7 +202,7 @@ class NullDriver(Driver):
         del no_progress_s
         found, there = self._get(guest), self.reachable.get(self._place(to.uri))
         if there is None or not self._uri:
-            raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to.uri!r}: none there")
+            raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to.uri!r}: no driver")
         elapsed_s = _touched_bytes(found.spec) / (MIGRATION_MIB_PER_S * (1 << 20)) + MIGRATION_DOWNTIME_S
         if elapsed_s > budget_s:
             await asyncio.sleep(budget_s)
@@ -329,7 +329,7 @@ class NullDriver(Driver):
 
     def _phase_ends(self, found: _Guest, until: float) -> None:
         self._advance(found)
-        found.units = until  # whatever the timer was late or early
+        found.units = until  # exact, whether the timer was late or early
         if until < found.spec.program.work_units:
             self._arm(found)
         else:
@@ -343,9 +343,9 @@ class NullDriver(Driver):
 
 
 def _need(found: _Guest) -> tuple[float, float, float]:
-    """Return what a guest needs now, in cores, the part of its units that it computes, and until which unit.
+    """Return a guest's present CPU need in cores, the part of its units that it computes, and up to which unit.
 
-    Without a pace of its own it uses all that it is said to need.
+    A guest without a pace of its own uses its declared CPU need.
     """
     program = found.spec.program
     if not program.pace_ns:

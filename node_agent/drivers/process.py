@@ -51,7 +51,7 @@ class ProcessDriver(Driver):
     """One guest = one program in a session of its own; the agent is the process manager of an MPI member's rank.
 
     Joins of the members of one job must run concurrently: no rank is ready before all are. `caps` forces a mechanism
-    (`cgroup2`, `cgroup1`, `duty`); by default DFRS_CAPS in the environment does, else the best that works is taken.
+    (`cgroup2`, `cgroup1`, `duty`), else the variable DFRS_CAPS does; by default the best that works is taken.
     """
 
     name = "process"
@@ -109,7 +109,7 @@ class ProcessDriver(Driver):
         )
 
     async def clear(self, found: Sequence[tuple[GuestRecord, Left]]) -> None:
-        """Remove what an earlier agent left beside processes, except what the guests that it left need."""
+        """Remove the files of an earlier agent, except those that its remaining guests need."""
         del found  # their sockets are open already
         folder = self._there().state_dir
         for socket in (*folder.glob("*.sock"), *folder.glob("*.pmi")):
@@ -197,7 +197,7 @@ class ProcessDriver(Driver):
         return pids if self._keeping is None else pids | {self._keeping.pid}
 
     async def _adopt(self, record: GuestRecord, left: Left) -> None:
-        """Take over a guest of an earlier agent; one that was not made yet is destroyed, as its start has failed."""
+        """Take over a guest of an earlier agent; a guest whose start had not returned is destroyed."""
         if self._keeping is None:
             return
         image = None if record.image is None else Path(record.image)
@@ -233,7 +233,7 @@ class ProcessDriver(Driver):
         )  # fmt: skip
 
     def socket_name(self, guest: str) -> str:
-        """Return the file name of the next guest's control channel: short, as their paths must be."""
+        """Return the file name of the next guest's control channel: short, as paths of sockets are limited."""
         del guest
         return f"{self._count}.sock"
 
@@ -329,7 +329,7 @@ class ProcessDriver(Driver):
 
 
 def _ignore(_guest: str, _at: int | None, _image: Path, _report: SaveReport) -> None:
-    """Without an agent nobody notes images."""
+    """Default of `on_saved`: without an agent no image is noted."""
 
 
 def readable(keeping: Keeping) -> list[tuple[GuestRecord, Left]]:

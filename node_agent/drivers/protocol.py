@@ -1,8 +1,8 @@
 """The driver protocol: a small core, and optional protocols that determine a driver's capabilities.
 
 A driver is written once per kind of guest and knows nothing of jobs, policies or the bus. Its methods are coroutines
-that never block the loop; each returns once the effect was read back. Names of guests are unique in a lab. Calls for
-one guest never overlap: the agent sees to that.
+that never block the loop; each returns once the effect was read back. Names of guests are unique in a lab. The agent
+ensures that calls for one guest never overlap.
 
 The core is `Driver`. A class that also has the members of `Saves`, `Migrates`, `Joins`, `Natives`, `Meters`, `Shares`,
 `GuessesWaits` or `Outlives` implements that protocol; there is nothing to register. The agent refuses commands that
@@ -68,7 +68,10 @@ class EnforcesFences(Protocol):
     """A driver whose guests outlive it, and that has another process destroy them at their fences."""
 
     async def enforce_fences(self) -> None:
-        """Have that process run; called whenever fences were written, before their guests begin. `DriverError`."""
+        """Start that process unless it runs; called whenever fences were written, before their guests begin.
+
+        Raises `DriverError`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class DriverFacts:
 
 @dataclass(frozen=True, slots=True)
 class ImageKind:
-    """How guests are saved: nodes of one lab can exchange images of the same `name` only.
+    """The kind of saved images: nodes of one lab can exchange images of the same `name` only.
 
     `whole` images hold the guest with all that runs in it. `verified` images contain a digest that the restoring
     program checks. For others, the agent reads the image and compares its digest while the guest is restored.
@@ -187,7 +190,7 @@ class Driver(ABC):
 
     @abstractmethod
     async def start(self, spec: GuestSpec, cap_cores: float) -> None:
-        """Create the guest with its cap set, and return when its memory is there.
+        """Create the guest with its cap set, and return when its memory is allocated.
 
         A member of an MPI job (`ranks` > 1) begins at `Joins.mpi_join` instead, which then returns at that point.
         """
@@ -200,8 +203,8 @@ class Driver(ABC):
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """Set the cap and return the cap in force, as read back; raises `DriverError` if that cannot be done.
 
-        While a guest is uncapped (made, held, saved) the cap is kept for later, and the most that it can use is
-        returned.
+        While a guest is uncapped (being created, held or saved) the cap is kept for later, and the cores that the guest
+        can use are returned.
         """
 
     @abstractmethod
@@ -236,7 +239,7 @@ class Saves(Protocol):
 
     @property
     def images(self) -> ImageKind:
-        """How guests are saved here."""
+        """The kind of images that are saved here."""
 
     async def hold(self, guest: str) -> int | None:
         """Stop at the next consistent point; return the iterations done, or None where any point will do."""
@@ -259,7 +262,7 @@ class Saves(Protocol):
 
 @runtime_checkable
 class FindsSaves(Protocol):
-    """Images that a killed agent has ordered can be told apart from partial ones; else such an image counts as partial.
+    """Whole images of saves that a killed agent ordered can be recognised; else each such image counts as partial.
 
     This is for drivers that save guests, whose hypervisor or program completes a save without the agent.
     """
@@ -267,7 +270,7 @@ class FindsSaves(Protocol):
     async def finished_save(self, guest: str, at: int | None, image: Path) -> SaveReport | None:
         """Return the size and the digest of the image of a guest that is gone, made durable; None if it is not whole.
 
-        It was ordered with `Saves.save` since the machine booted, and no save of it is in progress.
+        The save was ordered with `Saves.save` since the machine booted, and no save of the guest is in progress.
         """
 
 
@@ -320,7 +323,7 @@ class Natives(Protocol):
 
 @runtime_checkable
 class Served(Protocol):
-    """Daemons serve the guests of the node, whose CPU time is the lab's own."""
+    """Daemons serve the guests of the node; their CPU time is overhead of the lab."""
 
     def daemons(self) -> Sequence[int]:
         """Return their process ids, once the driver is open."""
@@ -330,7 +333,7 @@ class Served(Protocol):
 class Shares(Protocol):
     """Guests can compete by shares of the node (`GuestSpec.share_cores`): capability `shares`.
 
-    Under contention a guest gets its share; what others do not use is anybody's. All guests with shares together get no
+    Under contention a guest gets its share; guests may use what others leave. All guests with shares together get no
     more than the node's cores. A guest has its first share before it works.
     """
 
@@ -340,12 +343,12 @@ class Shares(Protocol):
 
 @runtime_checkable
 class GuessesWaits(Protocol):
-    """It can be guessed from outside a guest for which ranks of its MPI job it waits: capability `traffic`."""
+    """The ranks of its MPI job for which a guest waits can be guessed from outside the guest: capability `traffic`."""
 
     async def guess_waits(self, guest: str, addresses: Sequence[str]) -> None:
-        """Guess from now on, in `GuestSample.guessed_waits_s`; `addresses` are those of the job's guests, by rank.
+        """Begin to guess; results are in `GuestSample.guessed_waits_s`. `addresses` are those of the guests, by rank.
 
-        Repeated, it begins again at 0. Raises `DriverError`.
+        A repeated call begins again at 0. Raises `DriverError`.
         """
 
 
@@ -362,14 +365,14 @@ OnSaved = Callable[[str, int | None, Path, SaveReport], None]
 
 @runtime_checkable
 class Outlives(Protocol):
-    """Guests can outlive a killed agent: `open` takes over those that it finds, in the state that they are in.
+    """Guests can outlive a killed agent: `open` takes over the guests that it finds, in their present state.
 
     A guest whose start had not returned is destroyed. Orders that had not returned may have had their effect or not, so
     each may be repeated. A guest that ended without an agent is reported as `done` or `failed` after `open`.
 
     `keep_s` are the seconds for which guests are kept without an agent; set it before `open`. `on_saved(guest, at,
-    image, report)` is called when a guest leaves after a save whose order nobody waits for, as an earlier agent has
-    given it, also during `open`. No other code runs between the guest's leaving and the call.
+    image, report)` is called when a guest has left after a save that no caller awaits, such as one that an earlier
+    agent ordered, also during `open`. No other code runs between the departure of the guest and the call.
     """
 
     keep_s: float

@@ -11,35 +11,35 @@ of that line, but for fields that may be missing.
 
 From the program to the agent::
 
-    hello        v, pid                         first of all
+    hello        v, pid                         the first message
     joined       segments                       of a rank when MPI has started: its shared memory
-    ready        ballast_mib, touch_s           memory is there (from the image: read and verified); waits for `release`
+    ready        ballast_mib, touch_s           memory filled (from the image: read and verified); waits for `release`
     released     at                             answers `release`
     progress     units, mono_ns, <steps>, waits_s   after the first iteration of this life, then at most every 0.5 s
     held         at                             answers `hold`: the first point where it can stop and be written
     saved        bytes, digest, run_on_s, write_s, sync_s     answers `save`; the program then ends with exit code 0
     save_failed  error                          answers `save`; the program is held still
-    done         units, checksum, messages, <steps>     the work is done; then it ends with exit code 0
-    error        message                        it cannot go on; then it ends with exit code 1
+    done         units, checksum, messages, <steps>     the work is done; the program then ends with exit code 0
+    error        message                        the program cannot continue; it then ends with exit code 1
 
 <steps> are `steps, longest_s, compute_s, comm_s`: iterations done, the longest one since the last report, and the
 seconds of all iterations spent computing and communicating. All but `longest_s` count from the job's first iteration:
 an image carries them from one life to the next. Time for which the program was held is in none of them. `steps` and
 `longest_s` may be missing, as may all four in `progress`: programs of earlier versions do not send them. `waits_s` are
-the seconds that a rank has waited for messages of each rank, since it began; it is missing where nobody counts them.
+the seconds that a rank has waited for messages of each rank, since it began; it is missing where no waits are counted.
 
 From the agent to the program::
 
     task         v, spec, image (a path or null)     answers `hello`; `spec` is a GuestSpec of the bus as JSON object
     hold                                        stop at the next point where no other member has to move
-    release                                     go on
+    release                                     continue
     save         at, path                       run on to iteration `at`, write to `path`, make it durable, end
-    park                                        hang up, and call again until somebody answers (held only)
+    park                                        disconnect, and reconnect until an agent answers (held only)
 
-`hold` may come again to a held program, or to one that has written and waits for the other members of its job: it
-answers `held` again. A program whose channel closes ends at once, unless it got `park`: while no agent answers, it may
-be written to disk with its memory and continue elsewhere. It then sends `hello`, and `ready` if it is given a `task`
-again, since its memory is there. Only programs of this package can park, so only they get this message.
+`hold` may be sent again to a held program, or to a program that was written and waits for the other members of its job:
+the program answers `held` again. A program whose channel closes ends at once, unless it got `park`: while no agent
+answers, it may be written to disk with its memory and continue elsewhere. It then sends `hello`, and `ready` if it is
+given a `task` again, since its memory is there. Only programs of this package can park, so only they get this message.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def supersteps_of(told: Mapping[str, int | float], known: Supersteps | None) -> 
 
 
 def waits_of(told: Mapping[str, object], known: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the known waits after a report of a program: seconds by rank. What is no such list changes nothing."""
+    """Return the known waits after a report of a program: seconds by rank. Any other value changes nothing."""
     with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert(told.get("waits_s"), tuple[Amount, ...])
     return known

@@ -45,10 +45,10 @@ def unpack_kernel(image: bytes) -> bytes:
     payload = image[begin : begin + length]
     found = next((unpack for magic, unpack in _FORMATS.items() if payload.startswith(magic)), None)
     if found is None:
-        raise ValueError(f"its kernel is packed in an unknown way: it begins with {payload[:4].hex()}")
+        raise ValueError(f"unknown compression of its kernel: it begins with {payload[:4].hex()}")
     elf = found(payload)
     if not elf.startswith(b"\x7fELF"):
-        raise ValueError("what is packed in it is no ELF file")
+        raise ValueError("its unpacked kernel is no ELF file")
     return elf
 
 

@@ -1,4 +1,4 @@
-"""The guest image's files on this machine, so that what runs in guests can also run outside: cpio "newc", read."""
+"""Unpacks the guest image's programs (cpio "newc") on this machine, so that they can also run outside guests."""
 
 from __future__ import annotations
 

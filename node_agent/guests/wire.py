@@ -1,4 +1,4 @@
-r"""The language between an agent and the agent inside a virtual machine: frames over a virtio-serial port or a console.
+r"""The protocol between an agent and the agent inside a virtual machine: frames over a virtio-serial port or a console.
 
 The stream survives save, restore and migration of the machine, but its host end does not: bytes that QEMU had read and
 the agent had not are lost, and a frame may be cut in the middle. So every frame has a checksum, important frames are
@@ -16,28 +16,28 @@ Orders, host to guest; each carries `id`, a positive integer that the host never
 order with the id of an executed one is answered again and not executed again. Only the highest id is remembered, so the
 host sends an order after the one before it was answered::
 
-    attach  id, after                 a host listens from now on: answered `attached`, then all that is retained with
-                                      seq > after is sent, and telling goes on from there
+    attach  id, after                 a host listens from now on: answered `attached`; then all retained frames with
+                                      seq > after are sent, and new frames follow
     task    id, <field>=<value>...    what the programs read as /run/task, one `field=value` line each
     run     id, arg...                start a process (an absolute path first); answered with its `pid`
     rank    id, rank, ranks, state, arg...         as `run`, for a rank of an MPI job, whose process manager is the host
     pmi     id, number, state, text   the answer to line `number` of that rank, or no text where none is expected
-    go      id                        the program that said `ready` may work, now or when it says so
+    go      id                        the program may work, at once or when it has sent `ready`
     kill    id, signal                signal every process that `run` started, and their children
 
-Answers carry `id`, too: `ok` (`attached` for attach: boot, seq), or `refused` with `error`, and with `last`, the
-highest id that it knows, when the order's is lower: the clock of its new node may be behind that of the one before.
+Answers carry `id`, too: `ok` (`attached` for attach: boot, seq), or `refused` with `error`. `refused` has `last`, the
+highest id that was executed, when the order's is lower: the clock of its new node may be behind that of the last one.
 
 Frames that the guest sends by itself are retained and numbered by `seq` (from 1), for later attaches::
 
-    hello     seq, boot, v, memory_mib, uptime_s   first of all; `boot` is a random name of this life of the guest
+    hello     seq, boot, v, memory_mib, uptime_s   the first frame; `boot` is a random name of this life of the guest
     out       seq, pid, text          one line that a process of `run` printed (at most the last 64 KiB are retained)
     exit      seq, pid, status        a process of `run` ended; status as of a shell: 128 + signal when killed
     ready     seq, ballast_mib, touch_s            the program has its memory
     done      seq, units, checksum, messages, steps, longest_s, compute_s, comm_s
-    error     seq, message            the program cannot go on
+    error     seq, message            the program cannot continue
     pmi       seq, number, state, line             a line of the rank to its process manager; the next is read when it
-                                      is answered, and it is retained until then. `state` is what the host said last
+                                      is answered, and it is retained until then. `state` is the last that the host sent
 
 A new host skips frames that arrive before the answer to its `attach`. They were sent to an earlier host, and their
 numbers could hide frames that the new host has not received. After the first `attach` no hang-up stops the guest.
@@ -46,7 +46,7 @@ The guest sends two more kinds of frame from the first `attach` on, and does not
 
     beat      units, mono_ns, steps, longest_s, compute_s, comm_s, waits_s
                                       every 0.5 s: work units done so far, CLOCK_MONOTONIC of the guest, iterations
-                                      done, the longest one since this was last told, seconds that all of them
+                                      done, the longest one since the last report, seconds that all of them
                                       spent computing and communicating, and seconds that the rank has waited for
                                       messages of each rank since it began, in the order of ranks, with commas
     progress  (the same)              once after each `attach` and each `go`: the first time that units have grown since

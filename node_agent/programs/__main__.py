@@ -14,9 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _settle() -> None:
-    """Die with the parent, even while stopped by a signal; let short sleeps be short (the kernel's slack is 50 µs).
+    """End with the parent, even while stopped by a signal, and reduce the kernel's timer slack from 50 to 1 µs.
 
-    The first process of a container ends with that; its parent is whoever started it or read it back, and soon gone.
+    The first process of a container ends with the container; its parent, which started or restored it, exits soon.
     """
     if os.getpid() != 1:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -33,7 +33,7 @@ def _live() -> int:
         from node_agent.programs.life import Life  # noqa: PLC0415  # numpy and perhaps MPI: later than `hello`
 
         Life(control, task, None if image is None else Path(image)).run()
-    except Exception as error:  # noqa: BLE001  # whatever it was, the agent is told and the process ends
+    except Exception as error:  # noqa: BLE001  # any error is reported to the agent, and the process ends
         from testbed.errors import TestbedError  # noqa: PLC0415  # only on this path
 
         if not isinstance(error, TestbedError):

@@ -15,7 +15,7 @@ from node_agent.programs.task import Task, TaskError
 from node_agent.programs.words import seed_of, stream
 
 _MIB = 1 << 20
-_LANES = 1 << 15  # words a block: 256 KiB stay in the cache while they are made
+_LANES = 1 << 15  # words per block: 256 KiB stay in the cache while they are generated
 _BLOCK_BYTES = 8 * _LANES
 
 
@@ -26,7 +26,7 @@ def resident_mib(pid: int | str = "self") -> float:
 
 
 def ballast_mib(task: Task, own_mib: float) -> int:
-    """Return how much ballast makes the task as large as it should be; raises `TaskError` below the floor."""
+    """Return the MiB of ballast that bring the task to its memory; raises `TaskError` below the floor."""
     floor_mib = math.ceil(own_mib)
     if task.memory_mib < floor_mib:
         raise TaskError(
@@ -38,8 +38,8 @@ def ballast_mib(task: Task, own_mib: float) -> int:
 class Ballast:
     """Private anonymous memory of `mib` MiB, empty at first.
 
-    `bytes` is what is ever touched: the first blocks of 256 KiB, as many as come next to `touched_frac` of all, and at
-    least one. The rest is only reserved.
+    `bytes` is the part that is ever touched: the first blocks of 256 KiB, `touched_frac` of all blocks rounded to a
+    whole number, and at least one. The rest is only reserved.
     """
 
     def __init__(self, mib: int, touched_frac: float = 1.0) -> None:
@@ -53,7 +53,7 @@ class Ballast:
             self.bytes = memoryview(self._map)[: blocks * _BLOCK_BYTES]
 
     def fill(self, task: Task) -> float:
-        """Write every word that is ever touched once, by job and task; return the seconds that took.
+        """Write every word that is ever touched once, by job and task; return the elapsed seconds.
 
         Block k holds `y ^ y >> 32` of the generator of the work unit at step k + 1, whose lanes begin with
         `stream(seed_of(seed, job, task, 2), 32768)`.

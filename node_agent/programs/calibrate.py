@@ -1,4 +1,4 @@
-"""How many work units one core does in a second of its CPU time."""
+"""Calibration: the work units that one core does in a second of its CPU time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from node_agent.programs.kernel import Kernel
 
 _WINDOWS = 9
 _WARM_UP_NS = 50_000_000
-_UNITS = 100  # between two looks at the clock: a few milliseconds
+_UNITS = 100  # between two reads of the clock: a few milliseconds
 
 
 def units_per_core_s(cpu_s: float) -> float:

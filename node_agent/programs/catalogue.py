@@ -1,9 +1,9 @@
 """Programs by name: the two that are always there, and plug-ins.
 
-A plug-in is an entry point of the group `testbed.programs`: a `Program`. It says what a task computes; everything
-else is the same for all programs: control words, holding, saving, progress, memory, and the messages between the
-ranks of an MPI job. A command names a program, and can name only what is installed on the node. Scenarios accept names
-of small letters, digits and "-".
+A plug-in is an entry point of the group `testbed.programs`: a `Program`. It defines the computation of a task; the rest
+is the same for all programs: control messages, holding, saving, progress, memory, and the messages between the ranks of
+an MPI job. A command names a program, and can name only what is installed on the node. Scenarios accept names of small
+letters, digits and "-".
 
     [project.entry-points."testbed.programs"]
     stream = "my_package.programs:STREAM"
@@ -22,21 +22,21 @@ from node_agent.programs.task import Task, TaskError
 from testbed.errors import nearest
 
 PLUGIN_GROUP = "testbed.programs"
-BUILT_IN = ("eatcpu", "patterns")  # one work: they differ in whether ranks exchange messages
+BUILT_IN = ("eatcpu", "patterns")  # the same work: they differ in whether ranks exchange messages
 
 
 class Work(Protocol):
-    """The computing of one rank. A unit should take between 1 µs and 1 ms, and always the same time."""
+    """The computation of one rank. A unit should take between 1 µs and 1 ms, and always the same time."""
 
     @property
     def arrays(self) -> Sequence[NDArray[Any]]:
-        """All of its state, contiguous and of sizes that the task decides: saved, and overwritten by what was saved."""
+        """All state, in contiguous arrays whose sizes follow from the task: saved, and overwritten by a restore."""
 
     def run(self, units: int) -> None:
-        """Do so many units, the workers of the task side by side."""
+        """Do `units` units; the workers of the task run in parallel."""
 
     def checksum(self) -> int:
-        """Return 64 bits that all that was done has a say in."""
+        """Return 64 bits that depend on all work done."""
 
 
 Expected = Callable[[Task, Callable[[], bool]], int | None]
@@ -44,11 +44,11 @@ Expected = Callable[[Task, Callable[[], bool]], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a task computes, and what it must come to.
+    """The computation of a task, and its expected checksum.
 
-    `work(task)` begins the computing of a new task. `expected(task, given_up)` returns, without doing the work, the
-    checksum of all of `task.share(iteration)` units of all iterations, or None as soon as `given_up()`; a program
-    without it is never verified, and what its tasks report says so.
+    `work(task)` creates the computation of a new task. `expected(task, given_up)` returns, without doing the work, the
+    checksum of all of `task.share(iteration)` units of all iterations, or None as soon as `given_up()` is true. Results
+    of a program without it are not verified, and are reported as such.
     """
 
     work: Callable[[Task], Work]
@@ -61,7 +61,7 @@ def installed() -> tuple[str, ...]:
 
 
 def unknown(name: str, known: Sequence[str]) -> str:
-    """Say that a program is not among those that are known."""
+    """Return the message for a program that is not among the known ones."""
     return f"program {name!r}: expected one of {', '.join(known)}{nearest(name, known, 1)}"
 
 

@@ -1,4 +1,4 @@
-"""The program's end of the control channel, and what the agent has ordered so far."""
+"""The program's end of the control channel, and the agent's orders so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from node_agent.programs.task import Task
 
 ORPHAN_EXIT_CODE = 3
 _CALL_EVERY_S = 0.02  # while parked
-_CALLS = 6000  # two minutes of its own time: what it spends on a disk does not count
+_CALLS = 6000  # two minutes of its own time: time as an image on a disk does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class SaveOrder:
 
 
 class Control:
-    """Speaks with the agent; `held` and `save` are its orders. A channel that closes ends the process at once.
+    """Exchanges messages with the agent; `held` and `save` are its orders. A closed channel ends the process at once.
 
-    `anew` is set once the program was parked and called again, perhaps on another machine with a clock of its own.
+    `anew` is set once the program has reconnected after `park`, perhaps on another machine with a clock of its own.
     """
 
     def __init__(self, path: str) -> None:
@@ -62,7 +62,7 @@ class Control:
             os._exit(ORPHAN_EXIT_CODE)
 
     def ready(self, **fields: object) -> None:
-        """Say that the memory is there; it will be so again after the program was parked."""
+        """Report that the memory is allocated; sent again after the program was parked."""
         self._ready = fields
         self.say("ready", **fields)
 
@@ -81,7 +81,7 @@ class Control:
         except OSError:
             data = b""
         if not data:
-            os._exit(ORPHAN_EXIT_CODE)  # nobody is left who could want what this program does
+            os._exit(ORPHAN_EXIT_CODE)  # neither an agent nor its keeper is left that could use the work
         for message in self._decoder.feed(data):
             if isinstance(message, ChannelError):
                 raise message
@@ -93,7 +93,7 @@ class Control:
         self.poll()
 
     def answer_hold(self) -> None:
-        """Say `held` if that was asked and not answered yet."""
+        """Send `held` if a hold was ordered and not answered yet."""
         if self.held and not self._answered:
             self._answered = True
             self.say("held", at=self.at)
@@ -117,10 +117,10 @@ class Control:
                 raise ChannelError(f"{other} is no message for a program")
 
     def _park(self) -> None:
-        """Hang up and call again; between two calls there is nothing that ties this process to another."""
+        """Close the channel and reconnect; between two attempts nothing ties this process to another one."""
         self._socket.close()
         for _ in range(_CALLS):
-            time.sleep(_CALL_EVERY_S)  # nothing tells when somebody listens: a watch would tie it to this machine
+            time.sleep(_CALL_EVERY_S)  # polled: a watch on the socket's folder would tie the process to this machine
             with contextlib.suppress(OSError):
                 self._socket = self._call()
                 break

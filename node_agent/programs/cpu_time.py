@@ -1,7 +1,7 @@
-"""Work that is CPU time by the kernel's accounting: as much as the units of an iteration take on the measured core.
+"""Work defined as CPU time by the kernel's accounting: as much as an iteration's units take on the measured core.
 
-So the speed of cores drops out of how long a job takes. What is done with the time is of no account, but a part of it,
-which any core can do in the time, is counted by the checksum; the rest of the time is filled with work of its kind.
+So the run time of a job does not depend on the speed of its cores. The checksum counts only a part of the units, which
+any core can do in the time; the rest of the time is filled with work of the same kind.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from node_agent.programs.catalogue import Work
 
-_CHUNKS_PER_S = 4000  # the filler looks at the time so often; what it does too much is done less the next time
+_CHUNKS_PER_S = 4000  # clock checks per second of filling; an overrun is subtracted from the next iteration
 
 
 class CpuTimeFiller:
-    """Lets each iteration take its CPU time, all threads together; `filler` works on arrays of its own."""
+    """Extends each iteration to its CPU time, the sum over all threads; `filler` works on arrays of its own."""
 
     def __init__(self, filler: Work, ns_per_unit: float, clock_ns: Callable[[], int] = time.process_time_ns) -> None:
         self._filler = filler
@@ -27,7 +27,7 @@ class CpuTimeFiller:
         self._owed_ns = 0.0  # CPU time; less than 0 after an iteration that took too much
 
     def run(self, units: int, counted: Callable[[], None]) -> None:
-        """Do what is counted, and fill the CPU time of so many units."""
+        """Do the counted work, and fill the CPU time of `units` units."""
         self._owed_ns += units * self._ns_per_unit
         last_ns = self._clock_ns()
         counted()

@@ -19,13 +19,13 @@ from testbed.errors import TestbedError
 
 
 class CorruptMessageError(TestbedError):
-    """A message that is not what its sender must have sent."""
+    """A message differs from what its sender must have sent."""
 
 
 class Exchange:
-    """Messages of one rank. `digest` and `messages` (received) are part of what a checkpoint must keep.
+    """Messages of one rank. `digest` and `messages` (received) are part of a checkpoint.
 
-    `meanwhile` is called while it waits, and returns how long the next sleep may be, in seconds.
+    `meanwhile` is called while messages are awaited, and returns how long the next sleep may be, in seconds.
     """
 
     def __init__(self, task: Task, fabric: Fabric, meanwhile: Callable[[], float]) -> None:

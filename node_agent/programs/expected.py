@@ -1,6 +1,6 @@
-"""The checksum that a task must come to, worked out without doing its work.
+"""The expected checksum of a task, computed without doing the task's work.
 
-A unit is an affine map modulo 2**64, so any number of them is one map again; messages are known to their receiver.
+A unit is an affine map modulo 2**64, so any number of units is one map again; messages are known to their receiver.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from testbed.bus.topology import children, neighbours, parent, subtree
 
 
 def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> int | None:
-    """Return the checksum of a `Kernel` that has done all of a task's work; None as soon as `given_up` says so."""
+    """Return the checksum of a `Kernel` that has done all of a task's work; None as soon as `given_up()` is true."""
     if given_up():
         return None
     totals = [0] * task.workers
     last = task.iterations - 1
-    # all iterations but the last have as many units
+    # all iterations but the last have the same number of units
     counts = [
         (times, part_of(part_of(units, divisor), task.counted_part))
         for units, alike in _alike(task, last)
@@ -42,7 +42,10 @@ def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> i
 
 
 def _alike(task: Task, iterations: int) -> list[tuple[int, int]]:
-    """Return the units of the first iterations, and how many of them have as many: parts that drift have no profile."""
+    """Return units per iteration and number of iterations of each phase of the first `iterations`.
+
+    Parts that drift have no profile.
+    """
     begins = phases(task.profile, task.iterations)
     ends = [*(begin for begin, _ in begins[1:]), iterations]
     units = task.units_after(1)
@@ -53,9 +56,9 @@ def _alike(task: Task, iterations: int) -> list[tuple[int, int]]:
 
 
 def message_digest(task: Task, given_up: Callable[[], bool] = lambda: False) -> int | None:
-    """Return the digest of every message of every iteration, in order; None as soon as `given_up` says so.
+    """Return the digest of every message of every iteration, in order; None as soon as `given_up()` is true.
 
-    Takes some 30 microseconds a message.
+    Takes about 30 µs per message.
     """
     if task.ranks == 1:
         return 0
@@ -74,7 +77,7 @@ def expected_checksum(
     given_up: Callable[[], bool] = lambda: False,
     work: Callable[[Task, Callable[[], bool]], int | None] = work_checksum,
 ) -> str:
-    """Return what `done` must say, the work and the messages; an empty string as soon as `given_up` says so."""
+    """Return the checksum of work and messages that `done` must report; empty as soon as `given_up()` is true."""
     done = work(task, given_up)
     digest = None if done is None else message_digest(task, given_up)
     return "" if done is None or digest is None else f"{seed_of(done, digest):016x}"
@@ -93,7 +96,7 @@ def _advanced(words: Words, times: int) -> Words:
 
 
 class _Messages:
-    """What one rank receives, each message as the exclusive or of its words; see `exchange`."""
+    """The messages that one rank receives, each as the exclusive or of its words; see `exchange`."""
 
     def __init__(self, task: Task) -> None:
         self._task = task

@@ -1,4 +1,4 @@
-"""What a rank needs of MPI, without burning CPU time while it waits: MPI's own waiting would poll at full speed."""
+"""MPI messages of a rank, with waits that sleep: MPI's own wait functions poll at full speed and burn CPU time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import mpi4py
 from node_agent.programs.naps import Naps
 
 mpi4py.rc.thread_level = "funneled"
-mpi4py.rc.finalize = False  # collective: the program does it when all ranks have come to their end
+mpi4py.rc.finalize = False  # collective: the program calls it when all ranks have reached their end
 
 
 def _call_manager() -> socket.socket | None:
-    """Connect to the process manager of this rank, which is its agent, and tell MPI the descriptor."""
+    """Connect to the process manager of this rank, which is its agent, and pass the descriptor to MPI."""
     path = os.environ.get("DFRS_PMI")
     if path is None:
         return None
@@ -27,14 +27,14 @@ def _call_manager() -> socket.socket | None:
     return manager
 
 
-_manager = _call_manager()  # kept: MPI speaks by its descriptor until its end
+_manager = _call_manager()  # kept open: MPI uses its descriptor until the end
 
 from mpi4py import MPI  # noqa: E402  # initialises MPI with the settings above
 
 from node_agent.programs.task import Task, TaskError  # noqa: E402  # after MPI, as above
 from node_agent.programs.words import Words  # noqa: E402  # after MPI, as above
 
-_TAGS = 32767  # the least upper bound of tags that MPI promises
+_TAGS = 32767  # the upper bound of tags that every MPI supports
 
 
 class Fabric:
@@ -57,21 +57,21 @@ class Fabric:
         return self._comm.Irecv([words.view("u1")[:length], MPI.BYTE], rank, iteration % _TAGS)
 
     def wait(self, requests: list[Any], meanwhile: Callable[[], float]) -> None:
-        """Return when all requests are complete; `meanwhile` is called between, and tells how long a sleep may be."""
+        """Return when all requests are complete; `meanwhile` is called between polls and returns the longest sleep."""
         naps = Naps()
         while not MPI.Request.Testall(requests):
             time.sleep(naps.next_s(meanwhile()))  # MPI would wait busily and use up the CPU cap
 
     def progress(self) -> None:
-        """Let MPI carry on with what was sent before."""
+        """Let MPI make progress with messages that were sent before."""
         self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def all_ended(self) -> bool:
-        """Say that this rank has come to its end, once; return whether all have."""
+        """Enter a barrier at the end of this rank, once, without blocking; return whether all ranks have entered it."""
         if self._end is None:
             self._end = self._comm.Ibarrier()
         return bool(self._end.Test())
 
     def finalize(self) -> None:
-        """Leave MPI; quick once all ranks have come to their end."""
+        """Finalise MPI; quick once all ranks have reached their end."""
         MPI.Finalize()

@@ -1,13 +1,13 @@
-"""Checkpoint images: one file that holds all that a program needs to go on elsewhere.
+"""Checkpoint images: one file with all that a program needs to continue on any node.
 
 Layout: `MAGIC`, the length of the header (4 bytes, little endian), the header (a JSON object), the parts one after
 another (their lengths are in the header's `parts`), and the XXH3 digest (128 bits) of everything before it. The digest
-of an image, by which it is known to others, is that of the whole file, its trailer included.
+of an image, which identifies it elsewhere, is that of the whole file, its trailer included.
 
-The digest guards against broken disks, cables and code, not against forgery: who may send an image is the lease's
-matter. XXH3 costs a twentieth of BLAKE2b's CPU time (9.1 against 0.4 GiB/s on one 2.5 GHz core), and that time would be
-taken from the jobs. Digest and disk work side by side, and what was written is pushed to the disk on the way: an
-image in the page cache would only delay the sync.
+The digest detects damage by disks, cables and code, not forgery: the permission to send an image follows from the
+lease. XXH3 costs a twentieth of BLAKE2b's CPU time (9.1 against 0.4 GiB/s on one 2.5 GHz core), and that time would be
+taken from the jobs. The digest is computed while the file is written. Written data are flushed to the disk meanwhile,
+because an image in the page cache would only delay the sync.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ImageError(TestbedError):
-    """An image that cannot be written, or is not what it should be."""
+    """An image cannot be written, is damaged, or has another format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Written:
 
 
 def new_digest() -> xxhash.xxh3_128:
-    """Return an empty digest of the kind that images are known by; `hexdigest` gives its name."""
+    """Return an empty digest of the kind that identifies images; its `hexdigest` is the identifier."""
     return xxhash.xxh3_128()
 
 
@@ -63,7 +63,7 @@ def _chunks(parts: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 class _Aside:
-    """Runs one function in a thread; `join` raises what it raised."""
+    """Runs one function in a thread; `join` raises the function's exception."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -84,9 +84,9 @@ class _Aside:
 
 
 def write_image(path: Path, header: dict[str, object], parts: Sequence[memoryview]) -> Written:
-    """Write an image without copying its parts; it has its name only once it is whole and durable.
+    """Write an image without copying its parts; the file gets its name only once it is whole and durable.
 
-    Raises `ImageError` if there is no room or the disk fails; then nothing of it is left.
+    Raises `ImageError` if the disk space does not suffice or the disk fails; then no file is left.
     """
     begin_s = time.monotonic()
     lengths = [part.nbytes for part in parts]
@@ -117,7 +117,7 @@ def write_image(path: Path, header: dict[str, object], parts: Sequence[memoryvie
 
 
 def _write_out(descriptor: int, prefix: bytes, parts: Sequence[memoryview]) -> str:
-    """Write everything and return the file's digest, which is made meanwhile."""
+    """Write everything and return the file's digest, which is computed meanwhile."""
 
     def put(data: bytes | memoryview) -> None:
         view = memoryview(data)

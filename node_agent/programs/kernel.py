@@ -19,7 +19,7 @@ ELEMENTS = 32768
 
 
 def sweep(words: Words, times: int) -> None:
-    """Do `times` units on one array, in place; lets other threads run meanwhile."""
+    """Do `times` units on one array, in place; numpy lets other threads run meanwhile."""
     multiply, add, a, c = np.multiply, np.add, np.uint64(LCG_A), np.uint64(LCG_C)
     for _ in range(times):
         multiply(words, a, words)
@@ -27,13 +27,13 @@ def sweep(words: Words, times: int) -> None:
 
 
 class Kernel:
-    """The compute state of one rank: an array a worker. Units go round the workers, which compute side by side."""
+    """The compute state of one rank: one array per worker. The workers share the units and run in parallel."""
 
     def __init__(self, seed: int, rank: int, workers: int) -> None:
         self.arrays = [stream(seed_of(seed, rank, worker), ELEMENTS) for worker in range(workers)]
         self._all: Callable[[list[int]], None] = self._alone
         if workers > 1:
-            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  # 10 ms that one worker does not need
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  # 10 ms that a single worker can save
 
             pool = ThreadPoolExecutor(workers - 1, thread_name_prefix="worker")
 
@@ -49,11 +49,11 @@ class Kernel:
         sweep(self.arrays[0], times[0])
 
     def run(self, units: int) -> None:
-        """Do so many units, each worker its share."""
+        """Do `units` units, divided among the workers."""
         workers = len(self.arrays)
         each, more = divmod(units, workers)
         self._all([each + (worker < more) for worker in range(workers)])
 
     def checksum(self) -> int:
-        """Return 64 bits that every element of every worker has a say in."""
+        """Return 64 bits that depend on every element of every worker."""
         return seed_of(*(fold(array) for array in self.arrays))

@@ -1,4 +1,4 @@
-"""The life of a program: it works, iteration by iteration, stops where it is told, writes itself down, ends."""
+"""The main loop of a guest's program: iterations, hold at a given one, checkpoint, restore, end."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ if TYPE_CHECKING:  # MPI starts on import: only for the programs that use it
     from node_agent.programs.fabric import Fabric
 
 PROGRESS_EVERY_NS = 500_000_000
-_STANDING_S = 0.005  # between two looks at MPI while held
+_STANDING_S = 0.005  # interval of polls of MPI while held
 
 
 class Life:
     """One life of one task, from its start or its image to its end or its next image.
 
-    Members of a job stop at one point although each may be an iteration ahead of its neighbour: a member that waits
-    for messages answers `hold` with the iteration that it is in, for which it has computed and sent all there is; the
-    agent's side then lets all run on to the furthest of these points, which nobody needs a later message for.
+    Members of a job must stop at one common iteration, although each may be an iteration ahead of its neighbour. A
+    member that waits for messages answers `hold` with the iteration that it is in, for which it has computed and sent
+    everything. The controller then lets all members run on to the highest of these iterations, for which no member
+    needs a later message.
     """
 
     def __init__(self, control: Control, task: Task, image: Path | None) -> None:
@@ -55,8 +56,8 @@ class Life:
         self._iteration = 0
         self._pace = Pace()
         self._waits = Waits()
-        self._told_ns = 0  # 0: no progress told in this life
-        self._next_ns = 0  # when the next iteration begins at the earliest
+        self._told_ns = 0  # time of the last report of progress; 0: none in this life
+        self._next_ns = 0  # earliest time at which the next iteration begins
         begin_s = time.monotonic()
         if image is None:
             self._ballast = Ballast(ballast_mib(task, resident_mib()), task.touched_frac)
@@ -67,7 +68,7 @@ class Life:
         control.ready(ballast_mib=self._ballast.mib, touch_s=time.monotonic() - begin_s)
 
     def run(self) -> None:
-        """Work until all is done or written down; returns when the process should end."""
+        """Work until the task is done or saved; returns when the process should end."""
         control, total = self._control, self._task.iterations
         ended = False
         while not ended:
@@ -91,17 +92,17 @@ class Life:
             self._fabric.finalize()
 
     def _rest_s(self) -> float:
-        """Return how long a task with a pace of its own has nothing to do."""
+        """Return the seconds until the next iteration of a task with a pace of its own may begin."""
         rest_ns = self._next_ns - time.monotonic_ns()
         return rest_ns / 1e9 if rest_ns <= self._task.pace_ns else 0.0
 
     def _iterate(self) -> None:
         begin_ns = time.monotonic_ns()
-        # what is late by less than an iteration is caught up; more than that was held back, and is not
+        # a delay of less than one iteration is caught up; a longer one, such as a hold, is not
         self._next_ns = max(self._next_ns + self._task.pace_ns, begin_ns)
         self._compute()
         computed_ns = time.monotonic_ns()
-        self._control.at = self._iteration + 1  # from here on it needs only what the others owe it
+        self._control.at = self._iteration + 1  # from here on the iteration needs only messages of other ranks
         if self._exchange is not None:
             self._exchange.run(self._iteration)
         self._iteration += 1
@@ -125,7 +126,7 @@ class Life:
         control = self._control
         control.poll()
         stands = control.held and control.save is None
-        self._pace.stand(stands)  # before the answer: no time after it is an iteration's
+        self._pace.stand(stands)  # before the answer: the time after it does not count for an iteration
         control.answer_hold()
         return _STANDING_S if stands else LONGEST_S
 
@@ -133,7 +134,7 @@ class Life:
         return self._fabric is None or self._fabric.all_ended()
 
     def _stand(self) -> bool:
-        """Stay at this iteration until released or told to run on; return whether it was written down for good."""
+        """Stay at this iteration until released or ordered to run on; return whether the task was saved and ends."""
         control = self._control
         while control.held:
             control.answer_hold()
@@ -180,10 +181,10 @@ class Life:
         return True
 
     def _restore(self, image: Path) -> Ballast:
-        """Take everything from an image, verified; raises `ImageError` or `TaskError`."""
+        """Restore the state from an image, verified; return the ballast. Raises `ImageError` or `TaskError`."""
         reader = ImageReader(image)
         header = reader.header
-        written = {"touched_frac": 1.0, **LATER, **header["task"]}  # earlier versions do not say these
+        written = {"touched_frac": 1.0, **LATER, **header["task"]}  # earlier versions do not write these
         for name, value in asdict(self._task).items():
             if written.get(name) != value:
                 raise TaskError(f"image {image}: {name} = {written.get(name)!r}: expected {value!r}")

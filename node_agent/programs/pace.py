@@ -1,4 +1,4 @@
-"""Where the time of a program's iterations goes; the twin of what testbed/host/guest_sources/life.c counts."""
+"""Time accounting of a program's iterations; testbed/host/guest_sources/life.c counts the same."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Self
 
 
 class Pace:
-    """Computing, communicating, and the longest iteration since that was last told.
+    """Seconds of computing and of communicating, and the longest iteration since the last report.
 
     Time for which the program stood still because it was held is left out: a member of a job may be held while it
-    waits for a message, and that belongs to the rescheduling, not to the iteration.
+    waits for a message, and that time belongs to the rescheduling, not to the iteration.
     """
 
     def __init__(self, compute_s: float = 0.0, comm_s: float = 0.0, longest_ns: int = 0) -> None:
@@ -19,15 +19,15 @@ class Pace:
         self._comm_s = comm_s
         self._longest_ns = longest_ns
         self._stood_ns = 0  # in this iteration
-        self._since_ns: int | None = None  # it stands still
+        self._since_ns: int | None = None  # since when the program stands still
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> Self:
-        """Go on from an image; one of an earlier version says nothing of the longest iteration."""
+        """Continue from an image; an image of an earlier version lacks the longest iteration."""
         return cls(header["compute_s"], header["comm_s"], header.get("longest_ns", 0))
 
     def keep(self) -> dict[str, float | int]:
-        """Return what an image must hold."""
+        """Return the fields for an image."""
         return {"compute_s": self._compute_s, "comm_s": self._comm_s, "longest_ns": self._longest_ns}
 
     def stand(self, stands: bool) -> None:
@@ -39,7 +39,7 @@ class Pace:
             self._since_ns = None
 
     def step(self, begin_ns: int, computed_ns: int, end_ns: int) -> None:
-        """One iteration is over."""
+        """Count one finished iteration."""
         if self._since_ns is not None:
             self._stood_ns += max(0, end_ns - self._since_ns)
             self._since_ns = None
@@ -50,6 +50,6 @@ class Pace:
         self._longest_ns = max(self._longest_ns, computed_ns - begin_ns + comm_ns)
 
     def tell(self, steps: int) -> dict[str, float | int]:
-        """Return the fields of a message, and begin anew with the longest iteration."""
+        """Return the fields of a report, and reset the longest iteration."""
         longest_s, self._longest_ns = self._longest_ns / 1e9, 0
         return {"steps": steps, "longest_s": longest_s, "compute_s": self._compute_s, "comm_s": self._comm_s}

@@ -1,4 +1,4 @@
-"""Shared memory that MPI makes for a rank: a rank that is killed leaves it behind."""
+"""Shared memory that MPI creates for a rank; a killed rank leaves it behind."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-SEGMENTS = Path("/dev/shm")  # noqa: S108  # where the C library puts what `shm_open` makes
+SEGMENTS = Path("/dev/shm")  # noqa: S108  # where `shm_open` of the C library creates files
 _PREFIX = "mpich_"
 _log = logging.getLogger(__name__)
 _CLOCK_S = 1.0  # files bear the time of the kernel's last tick, which is a little earlier than that of the clock
 
 
 def is_segment(path: Path) -> bool:
-    """Whether a file is one of MPI's shared memory, by where it is and its name."""
+    """Whether a file is shared memory of MPI, by its folder and its name."""
     return path.parent == SEGMENTS and path.name.startswith(_PREFIX)
 
 
@@ -31,20 +31,20 @@ def segments_of(pid: int) -> set[Path]:
 
 
 def remove_segments(segments: Iterable[Path]) -> None:
-    """Remove files of MPI's shared memory; what another user has put in their place stays, which is logged."""
+    """Remove shared memory files of MPI; a file that another user has put in their place stays, which is logged."""
     for path in segments:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("%s stays: %s", path, error.strerror)
+            _log.warning("%s was not removed: %s", path, error.strerror)
 
 
 def abandoned_segments(since_unix_s: float = 0.0) -> set[Path]:
-    """Return this user's segments that no process has, made since a time of the wall clock.
+    """Return this user's segments that no process uses, created since a time of the wall clock.
 
-    A rank that was killed while MPI started has reported none, and its own files cannot be asked for any more. A
-    process first opens a segment and then maps it, so open files are read before what is mapped: a segment that has an
-    owner is found in one of the two.
+    A rank that was killed while MPI started has reported no segments, and its mappings are gone. A process first opens
+    a segment and then maps it. So open files are read before mappings: a segment that has an owner is found in one of
+    the two.
     """
     found: set[Path] = set()
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a program is told to do: the guest's specification as the agent sends it, read without the bus's machinery."""
+"""The task of a program: the guest's specification as the agent sends it, read without the modules of the bus."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 
 
-LATER: dict[str, Any] = {"cpu_ns_per_unit": 0.0, "pace_ns": 0, "profile": WHOLE}  # that earlier versions do not say
-COUNTED_PART = 4  # of work that is CPU time: a core four times as slow as the measured one does as much
+LATER: dict[str, Any] = {"cpu_ns_per_unit": 0.0, "pace_ns": 0, "profile": WHOLE}  # not sent by earlier versions
+COUNTED_PART = 4  # divisor for work that is CPU time: a core four times as slow as the measured one still does the part
 
 
 class TaskError(TestbedError):
@@ -39,7 +39,7 @@ def _profile(text: str, iterations: int) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of one job; field by field what `GuestSpec` and its `ProgramSpec` say that a program needs."""
+    """One task of one job: the fields of `GuestSpec` and its `ProgramSpec` that a program needs."""
 
     guest: str
     run: str
@@ -63,7 +63,7 @@ class Task:
 
     @property
     def iterations(self) -> int:
-        """How many iterations the work takes; the last may be a shorter one."""
+        """The number of iterations of the work; the last one may be shorter."""
         return -(-self.work_units // self.units_per_iteration)
 
     def units_after(self, iterations: int) -> int:
@@ -83,22 +83,22 @@ class Task:
         return part_of(units, part(self.imbalance, self.rank, self.ranks, moves))
 
     def counted(self, iteration: int) -> int:
-        """Units of an iteration that the checksum counts: all of them, or those that any core does in the CPU time."""
+        """Units of an iteration that the checksum counts: all, or the part that any core does in the CPU time."""
         return part_of(self.share(iteration), self.counted_part)
 
     @property
     def counted_part(self) -> int:
-        """Which part of the units the checksum counts, as a divisor."""
+        """The divisor of the part of the units that the checksum counts."""
         return COUNTED_PART if self.cpu_ns_per_unit else 1
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Task:
-        """Read a specification; raises `TaskError` that names the field, its value and what would be right."""
+        """Read a specification; raises `TaskError` that names the field, its value and the expected one."""
         program = spec.get("program")
         flat = {**spec, **program} if isinstance(program, dict) else spec
         values = {field.name: flat.get(field.name) for field in fields(cls)}
-        values["touched_frac"] = flat.get("touched_frac", 1.0)  # agents of earlier versions do not say it
-        for name, usual in LATER.items():  # nor these
+        values["touched_frac"] = flat.get("touched_frac", 1.0)  # not sent by agents of earlier versions
+        for name, usual in LATER.items():  # likewise
             values[name] = flat.get(name, usual)
         for field in fields(cls):
             found, (kind, wanted) = values[field.name], _KINDS[str(field.type)]
@@ -109,7 +109,7 @@ class Task:
         return task
 
     def check(self) -> None:
-        """Raise `TaskError` for values that make no sense together."""
+        """Raise `TaskError` for inconsistent values."""
         if self.topology not in TOPOLOGIES:
             raise TaskError(f"topology = {self.topology!r}: expected one of {', '.join(TOPOLOGIES)}")
         if re.fullmatch(PATTERN, self.imbalance, re.ASCII) is None:

@@ -1,4 +1,4 @@
-"""How long this rank has waited for messages of each other rank, as testbed/host/guest_sources/waits.c counts it."""
+"""Time that this rank has waited for messages of each other rank, counted by testbed/host/guest_sources/waits.c."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEAD = struct.Struct("<Q")
 
 
 class Waits:
-    """Reads the counts; without the layer below MPI there are none."""
+    """Reads the counts; without the library below MPI (waits.c) there are none."""
 
     def __init__(self) -> None:
         path = Path(os.environ.get(VARIABLE, ""))

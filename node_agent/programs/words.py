@@ -18,7 +18,7 @@ _M2 = 0x94D049BB133111EB
 
 
 def mix64(value: int) -> int:
-    """Return 64 bits in which every bit of `value` has a say."""
+    """Return 64 bits that depend on every bit of `value`."""
     z = (value + GOLDEN) & MASK
     z = ((z ^ (z >> 30)) * _M1) & MASK
     z = ((z ^ (z >> 27)) * _M2) & MASK

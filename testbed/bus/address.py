@@ -1,4 +1,4 @@
-"""The broker's address and credentials."""
+"""Address and credentials of an MQTT broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PORTS = {_PLAIN: 1883, _SECURE: 8883, _INSECURE: 1883}
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker. With `tls` its certificate is checked; `tls_dir` has trusted ones and our own (`testbed.bus.tls`)."""
+    """A broker's address. With `tls` its certificate is verified; `tls_dir` is the folder of `testbed.bus.tls`."""
 
     host: str
     port: int = 1883
@@ -31,11 +31,11 @@ class BrokerAddress:
 
     @classmethod
     def parse(cls, url: str, tls_dir: Path | None = None) -> Self:
-        """Read `mqtts://[user[:password]@]host[:port]`, or `mqtt://…` on this machine; else raise `UserError`.
+        """Parse `mqtts://[user[:password]@]host[:port]`, or `mqtt://…` on this machine; else raise `UserError`.
 
         Plain MQTT to another machine requires `insecure+mqtt://`. Without `tls_dir` the folder of our certificate is
-        taken from the environment. `$NAME` stands for the URL in that variable of the environment, so that a file need
-        not hold a password.
+        taken from the environment. `$NAME` is replaced by the URL in that environment variable, so that a file need not
+        contain a password.
         """
         if named := _VARIABLE.fullmatch(url):
             url = os.environ.get(named[1], "")
@@ -70,7 +70,7 @@ class BrokerAddress:
 
     @property
     def url(self) -> str:
-        """The address with its password, for a process that must connect with it; never for a log."""
+        """The address as a URL with the password, for a process that must connect with it; never for a log."""
         user = ""
         if self.username is not None:
             secret = "" if self.password is None else f":{quote(self.password, safe='')}"
@@ -84,7 +84,7 @@ class BrokerAddress:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host's name itself denotes this machine."""
+    """Whether a host name or address denotes this machine without a look-up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""An agent's replies by command, so that a repeated command is answered again and not executed again."""
+"""Journal of an agent's replies by command id, so that a repeated command gets its reply and is not executed again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 class AnswerJournal:
-    """The last `limit` final replies, in memory, and in the file `path` if there is one; open inside `with`.
+    """The last `limit` final replies, in memory, and in the file `path` if it is given; open inside `with`.
 
-    The file has one reply per line: `accepted` before a command is begun, the final one after. An agent that starts on
-    the file of a dead one gives the same answers, and reports commands in progress as interrupted. All replies but the
-    last have at most `limit_bytes` together, and the file four times as much.
+    The file has one reply per line: `accepted` before a command is executed, and the final reply afterwards. An agent
+    that starts with the file of a dead agent gives the same replies, and reports commands that were in progress as
+    interrupted. All replies but the last have at most `limit_bytes` together, and the file has at most four times that.
     """
 
     def __init__(self, path: Path | None = None, limit: int = 4096, limit_bytes: int = 16 << 20) -> None:
@@ -100,7 +100,7 @@ class AnswerJournal:
                 continue
             try:
                 reply = decode(Reply, line, f"{path}:{number}")
-            except BadRecordError as error:  # the last line of an agent that was killed during a write
+            except BadRecordError as error:  # a torn last line, if the agent was killed during a write
                 _log.warning("%s", error)
                 continue
             if reply.final:

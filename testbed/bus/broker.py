@@ -1,4 +1,4 @@
-"""The broker that is started when none is given: Mosquitto if it is installed, else one within this process."""
+"""Starts the default broker: Mosquitto if it is installed, else the embedded broker in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Preference = Literal["auto", "embedded", "mosquitto"]
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """A broker that runs until its block ends, and answers at `address`."""
+    """A broker that runs until its block ends; it listens at `address`."""
 
     kind: Literal["embedded", "mosquitto"]
     address: BrokerAddress
@@ -27,11 +27,11 @@ class RunningBroker:
 async def broker(
     prefer: Preference = "auto", *, state_dir: Path | None = None, port: int = 0, password: str = ""
 ) -> AsyncIterator[RunningBroker]:
-    """Serve the bus on the loopback interface, at a free port unless one is given.
+    """Run a broker on the loopback interface, at a free port unless one is given.
 
-    `state_dir` is the folder of Mosquitto's files, so that queued messages outlive it; without one they go to a
-    temporary directory. The embedded broker keeps nothing: for a broker that continues an earlier one, give its
-    `password`. Raises `UserError` if Mosquitto is wanted and missing, `BusError` if it does not start.
+    `state_dir` is the folder of Mosquitto's files, so that queued messages outlive the process; the default is a
+    temporary directory. The embedded broker stores nothing: to replace an earlier one, pass its `password`. Raises
+    `UserError` if Mosquitto is requested and missing, `BusError` if the broker does not start.
     """
     async with AsyncExitStack() as stack:
         if prefer != "embedded":

@@ -10,12 +10,13 @@ _SHARE_SLACK_FRAC = 1e-4  # of the node: the greatest weight of control groups o
 def same_cap(found_cores: float, wanted_cores: float, most_cores: float) -> bool:
     """Return whether the cap in force equals the requested one within the slack.
 
-    `most_cores` is the most that the guest can use: a cap of that or more is no cap, and is read back as `most_cores`.
+    `most_cores` is the most that the guest can use: a cap at or above it has no effect, and is read back as
+    `most_cores`.
     """
     wanted_cores = min(wanted_cores, most_cores)
     return abs(min(found_cores, most_cores) - wanted_cores) <= _SLACK_CORES + _SLACK_FRAC * wanted_cores
 
 
 def same_share(found_cores: float, wanted_cores: float, node_cores: float) -> bool:
-    """Return whether the share in force equals the requested one, as finely as weights can tell shares of the node."""
+    """Return whether the share in force equals the requested one within the resolution of weights on the node."""
     return abs(found_cores - wanted_cores) <= _SHARE_SLACK_FRAC * node_cores

@@ -1,4 +1,4 @@
-"""Fields of certificates: their validity, with a warning well before its end, and their owner."""
+"""Validity and common names of X.509 certificates, with a warning 30 days before expiry."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _ISSUER, _VALIDITY, _SUBJECT = 3, 4, 5  # fields of a certificate [RFC 5280 4.1]
 _CONTROLLER = "controller."  # begins the common name of each controller (`testbed.lab.secure.authority`)
 
 _log = logging.getLogger(__name__)
-_said_s: dict[Path, float] = {}  # when the end of each certificate was last logged, by the monotonic clock
+_said_s: dict[Path, float] = {}  # monotonic time at which the expiry of each certificate was last logged
 
 
 def check_dates(cert: Path) -> None:
-    """Raise `UserError` if our own certificate is not valid now, because the other end would hang up without a reason.
+    """Raise `UserError` if our own certificate is not valid now, because the peer would close without a reason.
 
     A certificate that expires within 30 days is logged, once per day.
     """
     dates = dates_of(cert)
     if dates is None:
-        return  # of a form that we cannot read; the handshake judges it
+        return  # a form that we cannot read: the TLS handshake decides
     since, until = dates
     now = datetime.now(UTC)
     if now > until:

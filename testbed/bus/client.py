@@ -1,4 +1,4 @@
-"""The bus over MQTT: connects and subscribes again by itself, keeps messages until they are acknowledged."""
+"""The bus over MQTT: reconnects and resubscribes by itself, and keeps messages until they are acknowledged."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 class MqttBus(QueueingBus):
-    """A `Bus` at an MQTT broker.
+    """An MQTT client with the interface `Bus`.
 
-    `client_id` must be unique at the broker. With `keep_session` the broker keeps QoS 1 messages for this id while it
-    is away, for `session_s` seconds at most if it speaks MQTT 5; with `end_session` closing ends it. The first
-    connection is made within `connect_timeout_s` or entering raises `BusError`; later losses only lead to new
-    connections. At most `outbox_limit` QoS 1 messages wait; one that is not acknowledged within `ack_timeout_s` makes
-    the connection count as lost. At closing, waiting messages have `close_timeout_s`.
+    `client_id` must be unique at the broker. With `keep_session` the broker keeps a session with QoS 1 messages for
+    this id while the client is disconnected; a broker of MQTT 5 keeps it for at most `session_s` seconds. With
+    `end_session` closing the bus ends the session. Entering raises `BusError` if the first connection fails or takes
+    longer than `connect_timeout_s`; a later loss only leads to a reconnection. At most `outbox_limit` QoS 1 messages
+    wait. A message that is not acknowledged within `ack_timeout_s` makes the connection count as lost. Closing takes at
+    most `close_timeout_s` to send waiting messages.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class MqttBus(QueueingBus):
         self._presence = presence
         self._session_s = session_s if keep_session else 0.0
         self._end_session = end_session
-        self._mqtt5 = True  # unless the broker says that it is older
+        self._mqtt5 = True  # until the broker refuses MQTT 5
         self._comebacks = Comebacks(asyncio.get_running_loop().time)
         self._connect_timeout_s = connect_timeout_s
         self._ack_timeout_s = ack_timeout_s
@@ -88,9 +89,9 @@ class MqttBus(QueueingBus):
                 await self.connected.wait()
         except TimeoutError:
             await self._close()
-            raise BusError(f"broker {self.address}: it lets {self.client_id} in, but does not answer") from None
+            raise BusError(f"broker {self.address}: it accepts {self.client_id}, but does not answer") from None
         except BaseException:
-            await self._close()  # its presence may have been published already
+            await self._close()  # the presence may have been published already: publish `offline`
             raise
         return self
 
@@ -118,7 +119,7 @@ class MqttBus(QueueingBus):
             try:
                 return await self._connect_once()
             except OlderBrokerError as error:
-                _log.debug("bus %s: %s: MQTT 3.1.1 it is", self.client_id, error)
+                _log.debug("bus %s: %s: using MQTT 3.1.1", self.client_id, error)
                 self._mqtt5 = False
         return await self._connect_once()
 
@@ -146,7 +147,7 @@ class MqttBus(QueueingBus):
                 self.on_lost()
                 in_peace = self._presence is None or self._parted
                 await disconnect(client, in_peace=in_peace, for_good=in_peace and self._ending and self._end_session)
-            if self._ending:  # a simultaneous loss has hidden the cancellation: a task group reports only one of them
+            if self._ending:  # of a cancellation and a simultaneous loss a task group reports only the loss
                 return
             why = self._comebacks.lost(self.client_id, taken_over=client.taken_over)
             if why:
@@ -158,7 +159,7 @@ class MqttBus(QueueingBus):
             await asyncio.sleep(self._comebacks.wait_s())
             try:
                 client = await self._connect()
-            except (BusError, UserError) as error:  # its certificate may have expired meanwhile
+            except (BusError, UserError) as error:  # UserError: our certificate may have expired meanwhile
                 _log.warning("bus %s: %s", self.client_id, error)
             else:
                 _log.info("bus %s: connected again", self.client_id)
@@ -231,7 +232,7 @@ class MqttBus(QueueingBus):
         self._open = False
         try:
             async with asyncio.timeout(self._close_timeout_s):
-                if self._presence is not None:  # a broker publishes no will of a client that disconnects
+                if self._presence is not None:  # after a clean disconnect a broker does not publish the will
                     shown = self._presence
                     self._outbox.put(Message(shown.topic, shown.offline, retain=shown.retain))
                 await self._outbox.drained()
@@ -239,7 +240,7 @@ class MqttBus(QueueingBus):
         except TimeoutError:
             _log.warning("bus %s: closed with %d messages unsent", self.client_id, len(self._outbox))
         except BusError as full:
-            _log.warning("bus %s: closed without farewell: %s", self.client_id, full)
+            _log.warning("bus %s: closed without publishing its offline presence: %s", self.client_id, full)
         finally:
             await self._end_tasks()
 

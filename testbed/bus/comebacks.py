@@ -1,7 +1,7 @@
-"""Delays before a client that lost its connection connects again: short, unless its connections never last.
+"""Reconnection delays of a client: short at first, and longer if its connections do not last.
 
-A broker accepts one client per name, the latest. Two agents of one name would therefore disconnect each other as fast
-as they connect. So not a new connection but only a lasting one resets the delay.
+A broker accepts only the latest client of one name. Two agents of one name would therefore disconnect each other as
+fast as they connect. So the delay is reset only by a connection that lasted, not by a new one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import random
 from collections.abc import Callable
 
 FIRST_S, LAST_S, LAST_DOUBTFUL_S = 0.05, 5.0, 60.0
-STEADY_S = 30.0  # a connection that lasted that long was a good one
-FREE = 5  # short connections in a row that may be a network under repair
+STEADY_S = 30.0  # a connection that lasted that long resets the delay
+FREE = 5  # short connections in a row that are attributed to the network
 
 
 class Comebacks:
-    """Counts connections that did not last, in seconds by `now_s`, and returns the delay before the next."""
+    """Counts connections that did not last, and computes the delay before the next; `now_s` is the clock."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -35,7 +35,7 @@ class Comebacks:
             self._backoff_s = FIRST_S
 
     def lost(self, client_id: str, *, taken_over: bool = False) -> str:
-        """Record its loss; return a message for the user, or an empty string."""
+        """Record the loss of the connection; return a message for the user, or an empty string."""
         lasted_s = self._now_s() - self._made_s
         if lasted_s >= max(STEADY_S, 3 * self._backoff_s):
             self._short, self._backoff_s = 0, FIRST_S
@@ -54,7 +54,7 @@ class Comebacks:
         )
 
     def wait_s(self) -> float:
-        """Return the seconds until the next try, and count that one as failed for now."""
+        """Return the seconds until the next try, and increase the delay for the one after it."""
         wait_s = self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, LAST_DOUBTFUL_S if self.doubtful else LAST_S)
         return wait_s * random.uniform(0.5, 1.5)  # noqa: S311  spreads agents, hides nothing

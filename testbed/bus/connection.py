@@ -1,8 +1,8 @@
-"""One MQTT connection: made within a deadline, refused with one clear line, never left half open.
+"""One MQTT connection: made within a deadline, refused with a one-line reason, never left half open.
 
 aiomqtt makes the TCP connection in a thread that cannot be stopped, and leaks the socket and its reader if the broker
-sends no CONNACK. So the loop tries the address first (then the thread has almost nothing to do), and later failures are
-cleaned up here.
+sends no CONNACK. So this module first connects from the event loop, which leaves little work to that thread, and closes
+the socket after later failures.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from testbed.bus.tls import client_context
 from testbed.bus.topics import CLIENT_PREFIX, never_retained
 from testbed.errors import printable
 
-# Small packets go out at once: Nagle's algorithm and delayed acknowledgements would add 40 ms each way.
+# Small packets are sent at once: Nagle's algorithm and delayed acknowledgements would add 40 ms each way.
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 _GRACE_S = 0.5  # for a thread in the middle of its connect, and for a last packet
 
-_NO_GREETING = "it closed the connection without a greeting"
-_HUNG_UP = "it closed the connection right after its greeting"
+_NO_GREETING = "it closed the connection without a CONNACK"
+_HUNG_UP = "it closed the connection right after its CONNACK"
 _REFUSED = 0x80  # reason codes from here on [MQTT5-2.4]
 _OLDER_VERSION = 0x84  # the broker does not speak this version of the protocol
 _TAKEN_OVER = 0x8E  # another client of the same id has connected
 
-_UNTRUSTED = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "DECRYPT_ERROR")  # the last: one of the same name
-_DOORS = "agents have port 8883, controllers 8884, unless the broker says otherwise"
+# DECRYPT_ERROR is the alert for a certificate of another authority with the same name.
+_UNTRUSTED = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "DECRYPT_ERROR")
+_DOORS = "agents have port 8883, controllers 8884, unless the broker is configured otherwise"
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _wire_log = logging.getLogger("testbed.bus.wire")
-_wire_log.setLevel(logging.CRITICAL)  # the bus itself logs losses, with the broker's address
+_wire_log.setLevel(logging.CRITICAL)  # the bus logs losses itself, with the broker's address
 
 
 class OlderBrokerError(NoBrokerError):
@@ -54,21 +55,21 @@ class OlderBrokerError(NoBrokerError):
 
 
 class Connection(aiomqtt.Client):
-    """aiomqtt's client, with corrections for the beginning and the end of a connection."""
+    """aiomqtt's client, with fixes for the beginning and the end of a connection."""
 
-    taken_over = False  # the broker said that another client of the same id has connected
+    taken_over = False  # whether the broker reported that another client of the same id has connected
 
     @property
     def open(self) -> bool:
-        """Whether the broker has greeted this client, and the connection has not ended since."""
+        """Whether the broker has sent its CONNACK, and the connection has not ended since."""
         return self._client.is_connected()
 
     def watch_end(self) -> None:
-        """Note an end by an error as seen, so that asyncio does not log it where nothing waits for it any more."""
+        """Retrieve the error that ends the connection, so that asyncio does not log it if no task awaits it."""
         self._disconnected.add_done_callback(_seen)
 
     def end_session(self) -> None:
-        """Have the broker forget this client's session when the connection is closed, if it speaks MQTT 5."""
+        """Let a broker of MQTT 5 discard this client's session when the connection is closed."""
         if self._client.protocol == aiomqtt.ProtocolVersion.V5.value:
             expiry = _expiry(PacketTypes.DISCONNECT, 0.0)
             self._client.disconnect = partial(self._client.disconnect, properties=expiry)  # type: ignore[method-assign]
@@ -85,24 +86,24 @@ class Connection(aiomqtt.Client):
         cancels = task.cancelling() if task is not None else 0
         result = await super()._wait_for(fut, timeout)
         if task is not None and task.cancelling() > cancels:
-            raise asyncio.CancelledError  # wait_for of Python 3.11 forgets a cancellation that comes with the result
+            raise asyncio.CancelledError  # wait_for of Python 3.11 loses a cancellation that comes with the result
         return result
 
     def _on_disconnect(self, client: Any, userdata: Any, flags: Any, reason_code: Any, properties: Any = None) -> None:
         self.taken_over = getattr(reason_code, "value", 0) == _TAKEN_OVER
         if self._connected.done():
             super()._on_disconnect(client, userdata, flags, reason_code, properties)
-        else:  # else it would wait for the CONNACK until its timeout
+        else:  # aiomqtt would wait for the CONNACK until its timeout
             self._connected.set_exception(aiomqtt.MqttError(_NO_GREETING))
-            self._connected.exception()  # possibly no task awaits it any more
+            self._connected.exception()  # retrieved, as possibly no task awaits it any more
 
     def _on_publish(self, client: Any, userdata: Any, mid: int, reason_code: Any, properties: Any) -> None:
         if getattr(reason_code, "value", 0) >= _REFUSED:
-            _log.warning("a message was refused by the broker: %s; do its rules know this client?", reason_code)
+            _log.warning("a message was refused by the broker: %s; do its access rules list this client?", reason_code)
         super()._on_publish(client, userdata, mid, reason_code, properties)
 
     def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
-        # Its own version registers the socket's number a turn of the loop later: closed by then, or another's.
+        # aiomqtt registers the file descriptor in a later iteration of the loop, when it may be closed or reused.
         del client, userdata
         self._loop.call_soon_threadsafe(self._watch, sock)
 
@@ -113,13 +114,13 @@ class Connection(aiomqtt.Client):
     def _write(self) -> None:
         try:
             self._client.loop_write()
-        except Exception as error:  # noqa: BLE001  whatever it was, the connection is broken
+        except Exception as error:  # noqa: BLE001  after any error the connection is broken
             if not self._disconnected.done():
                 self._disconnected.set_exception(error)
 
 
 def _seen(future: asyncio.Future[Any]) -> None:
-    """Retrieve an exception, so that asyncio does not log "never retrieved" for what nothing waits for any more."""
+    """Retrieve an exception, so that asyncio does not log "never retrieved" if no task awaits the future any more."""
     if not future.cancelled():
         future.exception()
 
@@ -137,14 +138,14 @@ async def connect(
 ) -> Connection:
     """Return an open connection, or raise `NoBrokerError` within `timeout_s`.
 
-    The broker keeps the session for `session_s` seconds after the connection was lost, not at all for 0. A broker
-    without MQTT 5 is an `OlderBrokerError`; with `mqtt5` false (MQTT 3.1.1, which every broker has) it keeps a session
-    for a time of its own choice. `deliver(topic, payload)` is called for each message that arrives, before it is
-    acknowledged; retained messages on topics that have none are dropped.
+    The broker keeps the session for `session_s` seconds after the connection was lost; 0 is no session. A broker
+    without MQTT 5 raises `OlderBrokerError`. With `mqtt5` false the connection has MQTT 3.1.1, which every broker
+    supports, and the broker chooses for how long it keeps a session. `deliver(topic, payload)` is called for each
+    message that arrives, before the acknowledgement. Retained messages are dropped on topics that must not have any.
     """
 
     class Straight(asyncio.Queue[aiomqtt.Message]):
-        """Delivers messages at once: messages in aiomqtt's own queue would be lost when a connection breaks."""
+        """Delivers messages at once, as messages in aiomqtt's own queue would be lost when the connection breaks."""
 
         def put_nowait(self, item: aiomqtt.Message) -> None:
             if mqtt5 and item.retain and never_retained(item.topic.value):  # amqtt marks all queued ones as retained
@@ -179,22 +180,22 @@ async def connect(
     except asyncio.CancelledError:
         await asyncio.wait([entering], timeout=_GRACE_S)
         await disconnect(client)
-        entering.cancel()  # only now: cancelled while its socket is open, it would leave that open
+        entering.cancel()  # only after the disconnect: a task cancelled before that would leave its socket open
         await asyncio.wait([entering])
         raise
-    # A loss in the middle of the greeting may also cancel a future of aiomqtt's own, and so the task itself.
+    # A loss before the CONNACK may also cancel a future of aiomqtt, and thereby the task itself.
     error = aiomqtt.MqttError(_NO_GREETING) if entering.cancelled() else entering.exception()
     if error is None and client.open:
-        client.watch_end()  # it may have another future for that now
+        client.watch_end()  # aiomqtt may have replaced the future of the end meanwhile
         return client
-    if error is None:  # aiomqtt has forgotten the loss, and would never tell of it
+    if error is None:  # aiomqtt has lost the disconnection, and would never report it
         error = aiomqtt.MqttError(_HUNG_UP)
     if isinstance(error, MqttConnectError):
         if mqtt5 and getattr(error.rc, "value", error.rc) == _OLDER_VERSION:
             raise OlderBrokerError(f"broker {address}: it does not speak MQTT 5")
         raise NoBrokerError(f"broker {address} refuses {client_id}: {_reason(error)}")
     await disconnect(client)
-    hint = f"no MQTT greeting within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
+    hint = f"no MQTT CONNACK within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
     if tls is not None and _NO_GREETING in hint:
         hint = await _refusal(address.host, address.port, tls, address.tls_dir, timeout_s) or hint
     raise NoBrokerError(f"broker {address}: {hint or type(error).__name__}")
@@ -203,14 +204,14 @@ async def connect(
 async def lost(client: aiomqtt.Client) -> None:
     """Wait until the connection is lost, and raise `aiomqtt.MqttError` then."""
     async for _ in client.messages:
-        raise AssertionError("messages are delivered straight")  # its queue stays empty
+        raise AssertionError("messages are delivered straight")  # the queue stays empty
 
 
 async def disconnect(client: Connection, *, in_peace: bool = True, for_good: bool = False) -> None:
-    """Close a connection in whatever state it is; if not `in_peace`, the broker publishes the last will.
+    """Close a connection in any state; unless `in_peace`, the broker publishes the last will.
 
-    With `for_good` the broker is to forget the session at once. Raises nothing: aiomqtt raises every error of reading
-    or writing the socket, which would end the bus instead of its reconnection.
+    With `for_good` the broker discards the session at once. Raises nothing: aiomqtt raises every error of the socket,
+    which would end the bus instead of reconnecting it.
     """
     if for_good:
         client.end_session()
@@ -274,7 +275,8 @@ def _reason(error: MqttConnectError) -> str:
 async def _refusal(host: str, port: int, tls: ssl.SSLContext, folder: Path | None, timeout_s: float) -> str:
     """Return why a broker closes connections right after the handshake, from its TLS alert; empty without one.
 
-    In TLS 1.3 the client has finished before the broker judges its certificate: the alert is read afterwards.
+    In TLS 1.3 the client finishes the handshake before the broker verifies its certificate, so the alert is read
+    afterwards.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -294,14 +296,14 @@ def _explain(alert: str, folder: Path | None) -> str:
     issuer, subject = names_of(folder)
     ours = f"our certificate, {folder}/cert.pem of {subject!r}," if folder is not None else "our certificate"
     if "EXPIRED" in alert:
-        return f"it says that {ours} has expired: renew it by `testbed ca issue`, and compare the clocks"
+        return f"it reports that {ours} has expired: renew it by `testbed ca issue`, and compare the clocks"
     if "REVOKED" in alert:
-        return f"it says that {ours} was revoked: `testbed ca issue` makes another one"
+        return f"it reports that {ours} was revoked: `testbed ca issue` makes another one"
     if any(name in alert for name in _UNTRUSTED):
         return (
             f"it does not trust {issuer or 'the authority'!r}, which signed {ours} on this port: {_DOORS}; "
             "another lab's broker trusts another authority"
         )
     if "CERTIFICATE_REQUIRED" in alert:
-        return "it wants a certificate, and we have none: expected tls_dir, --tls-dir or TESTBED_TLS_DIR"
+        return "it requires a certificate, and we have none: expected tls_dir, --tls-dir or TESTBED_TLS_DIR"
     return f"it ended the connection with the TLS alert {alert}" if "ALERT" in alert else ""

@@ -1,4 +1,4 @@
-"""Drivers by name, without a running agent: the installed ones and their declared traits."""
+"""Installed drivers by name, and their declared traits, without a running agent."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def traits_of(driver: str) -> DriverTraits:
         return _UNKNOWN
     try:
         declared = point.load().traits
-    except (ImportError, AttributeError):  # a plug-in without declarations, or with dependencies of its nodes only
+    except (ImportError, AttributeError):  # a plug-in without declarations, or whose dependencies only nodes have
         return _UNKNOWN
     return declared if isinstance(declared, DriverTraits) else _UNKNOWN
 
 
 def traits_in(facts: NodeFacts) -> DriverTraits:
-    """Return the traits of a node's driver; agents of earlier versions sent only its name."""
+    """Return the traits of a node's driver; agents of earlier versions sent only the driver's name."""
     return traits_of(facts.driver) if facts.traits is None else facts.traits
 
 

@@ -1,19 +1,19 @@
-"""The broker that needs no installation: amqtt in this process, with fixes for its faults.
+"""The embedded MQTT broker, which needs no installation: amqtt in this process, with fixes for its faults.
 
 Faults of amqtt 0.12 that are fixed here:
 
-* A client that connects again before its old connection is known to be dead gets no more messages.
+* A client that reconnects before its old connection is known to be dead gets no more messages.
 * A silent client never times out, so its last will is never published.
 * Messages of QoS 0 are forwarded, and kept, as QoS 1.
 * Subscriptions that change while retained messages are sent end the session of another client.
 * Connections that do not speak MQTT stay open.
 * Anonymous clients have no queue.
 * A shutdown during traffic may block forever.
-* A client that speaks MQTT 5 is never answered.
-* Messages of any size and number are queued for clients that are away.
+* A client that speaks MQTT 5 gets no reply.
+* Messages of any size and number are queued for disconnected clients.
 
-Remaining limits: messages in transit are lost when a connection breaks, and no state outlives the process. Without
-these limits, use Mosquitto.
+Two limits remain: messages in transit are lost when a connection breaks, and no state outlives the process. Mosquitto
+does not have these limits.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Snapshots(dict[str, Any]):
 
 
 class _FromFirst(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no type information
-    """A reader whose first bytes were read already."""
+    """A stream reader that first returns bytes that were read before."""
 
     def __init__(self, first: bytes, rest: asyncio.StreamReader) -> None:
         super().__init__(rest)
@@ -78,7 +78,7 @@ class _FromFirst(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no typ
 
 
 async def _connect_packet(reader: asyncio.StreamReader) -> bytes:
-    """Return the whole first packet of a connection, a CONNECT; raises `ValueError` or `EOFError`."""
+    """Read the first packet of a connection, which must be a CONNECT; raises `ValueError` or `EOFError`."""
     packet = bytearray(await reader.readexactly(2))
     while packet[-1] & 0x80 and len(packet) < 5:  # the length has four octets at most
         packet += await reader.readexactly(1)
@@ -96,7 +96,7 @@ def _version(connect: bytes) -> int:
 
 
 class PasswordAuth(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no type information
-    """Accepts clients with the password; amqtt queues messages only for named sessions."""
+    """Accepts clients that have the password; amqtt queues messages only for sessions with a user name."""
 
     @dataclass
     class Config:
@@ -105,7 +105,7 @@ class PasswordAuth(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no type i
         password: str
 
     async def authenticate(self, *, session: Session) -> bool:
-        """Compare in constant time."""
+        """Compare user and password, the password in constant time."""
         return session.username == _USER and hmac.compare_digest(
             (session.password or "").encode(), self.config.password.encode()
         )
@@ -123,7 +123,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The TCP port of the listener."""
         port: int = self._servers["default"].instance.sockets[0].getsockname()[1]
         return port
 
@@ -161,7 +161,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
 
     async def _client_message_loop(self, session: Session, handler: BrokerProtocolHandler) -> None:
         if not session.transitions.is_connected():
-            session.transitions.connect()  # the connection that it replaced ended in between
+            session.transitions.connect()  # the replaced connection has ended meanwhile
         if session.keep_alive > 0:
             closing: set[asyncio.Task[None]] = set()
             handler.handle_read_timeout = lambda: closing.add(
@@ -214,7 +214,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
 
 @asynccontextmanager
 async def embedded_broker(port: int = 0, password: str = "") -> AsyncIterator[BrokerAddress]:
-    """Serve the bus on the loopback interface from this process; the address carries `password`, or a new one."""
+    """Run the broker on the loopback interface; the yielded address has `password`, or a new one if it is empty."""
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it logs ordinary disconnects as errors
     logging.getLogger("transitions").setLevel(logging.CRITICAL)
     password = password or secrets.token_urlsafe(24)

@@ -1,4 +1,4 @@
-"""The readable part of an invalid command."""
+"""Id and reply topic of a command that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 def decode_envelope(payload: bytes) -> Envelope:
-    """Return id and reply topic of a bad command; both are empty if even they cannot be read."""
+    """Return id and reply topic of an invalid command; both are empty if they cannot be read either."""
     try:
         return msgspec.json.decode(payload, type=Envelope)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The permitted detail of a guest's event: flat, few and short fields, as journals store them."""
+"""Limits on the detail of a guest's event: a flat table of a few short fields, as journals store it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _REASON = "reason"
 
 
 def fitting(detail: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields that fit, with a long reason cut, and texts as single lines without control codes."""
+    """Return the fields within the limits, with a long reason cut, and texts as single lines without control codes."""
     fits = {name: value for name, value in detail.items() if _WORD.fullmatch(name) and _fits(name, value)}
     return {name: _cut(fits[name]) for name in sorted(fits, key=lambda name: name != _REASON)[:_MOST_FIELDS]}
 
 
 def told(event: str, detail: Mapping[str, object]) -> dict[str, object]:
-    """Return an event's detail: all of an MPI barrier's, which is not journalled, and the fitting part of others."""
+    """Return the whole detail of an MPI barrier, which is not journalled, else the fields within the limits."""
     return dict(detail) if event == MPI_BARRIER else fitting(detail)
 
 
 def named(event: GuestEvent) -> bool:
-    """Whether guest and event have names."""
+    """Whether guest and event have valid names."""
     return bool(_GUEST.fullmatch(event.guest) and _WORD.fullmatch(event.event))
 
 

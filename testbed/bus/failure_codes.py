@@ -1,4 +1,4 @@
-"""Codes of a job's failure: set where the failure is detected, and the same in all parts of the testbed."""
+"""Failure codes of jobs: set where the failure is detected, and shared by all parts of the testbed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEANINGS = {
     FailureCode.UNABLE: "the driver of a node cannot do what was needed",
     FailureCode.DELETED: "a user deleted it",
 }
-"""What each code means, for people."""
+"""The meaning of each code, as a text for people."""
 
 _BY_VALUE = {code.value: code for code in FailureCode}
 
@@ -40,5 +40,5 @@ class Failure:
 
 
 def known_code(told: object) -> FailureCode | None:
-    """Return the code that another program reported, None without one or for a code unknown to this version."""
+    """Return the code that another program reported; None if there is none, or if this version does not know it."""
     return _BY_VALUE.get(told) if isinstance(told, str) else None

@@ -47,14 +47,14 @@ class Ended(Done, frozen=True, kw_only=True, tag="ended"):
 
 
 class Failed(Detail, frozen=True, kw_only=True, tag="failed"):
-    """A guest ended with an error or a wrong result; the end counts even with an unknown code (`known_code`)."""
+    """A guest ended with an error or a wrong result; an event with an unknown code is valid, too (`known_code`)."""
 
     reason: str = "it ended without a word"
     code: Any = None
 
 
 class Drift(Detail, frozen=True, kw_only=True, tag="drift"):
-    """The cap in force, or with `of` the share, differed from the wanted one, in cores; -1 if there was none."""
+    """The cap in force (or the share, by `of`) differed from the wanted one; both in cores, -1 for none."""
 
     wanted: Found | None = None
     found: Found | None = None
@@ -62,7 +62,7 @@ class Drift(Detail, frozen=True, kw_only=True, tag="drift"):
 
 
 class Healed(Detail, frozen=True, kw_only=True, tag="healed"):
-    """A guest sends frames again after a silence, in seconds."""
+    """A guest sends network frames again after `silent_s` seconds of silence."""
 
     silent_s: Seconds | None = None
     attachments: Count = 0
@@ -80,7 +80,7 @@ def detail_of(event: str, told: Mapping[str, object]) -> GuestDetail | None:
 
 
 def known_detail(event: str, told: Mapping[str, object]) -> GuestDetail | None:
-    """Return the typed detail of a journal's event, without its unchecked fields if they do not fit.
+    """Return the typed detail of an event in a journal, with default values if its fields are invalid.
 
     Returns None for an event of another kind.
     """
@@ -91,9 +91,9 @@ def known_detail(event: str, told: Mapping[str, object]) -> GuestDetail | None:
 
 
 class GuestReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A guest's event in the controller: `detail` was checked and typed once, on reception.
+    """A guest's event in the controller, whose `detail` was checked and typed once, on reception.
 
-    `told` is the detail as the agent sent it, for the journal. `detail` is None for kinds of events without one.
+    `told` is the detail as the agent sent it, for the journal. `detail` is None for kinds of events without a type.
     """
 
     node: str
@@ -105,7 +105,7 @@ class GuestReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(event: GuestEvent) -> GuestReport:
-    """Return an event with its typed detail; raises `BadRecordError` for a detail that does not fit."""
+    """Return an event with its typed detail; raises `BadRecordError` for an invalid detail."""
     detail = detail_of(event.event, event.detail)
     return GuestReport(
         node=event.node, guest=event.guest, event=event.event, mono_ns=event.mono_ns, detail=detail, told=event.detail

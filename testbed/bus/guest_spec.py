@@ -1,4 +1,4 @@
-"""What runs: the specification of a guest and its program, and the reference of a saved guest."""
+"""Specification of a guest and its program, and the reference to a saved guest's image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.bus.need_profile import WHOLE
 from testbed.bus.numbers import Cores, Count, Memory, Rank, Ranks, Workers
 from testbed.bus.records import Value
 
-GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # of a command; names files, too
+GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # in commands and file names
 ProgramName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
 Topology = Annotated[str, msgspec.Meta(pattern=r"\A(linear|ring|mesh|torus|all-to-all|tree)\Z")]
 Profile = Annotated[str, msgspec.Meta(pattern=rf"\A({PROFILE})\Z")]
@@ -25,11 +25,13 @@ class ProgramSpec(Value, frozen=True):
 
     `work_units` is the job's demand per task; `units_per_iteration` of them are done between two messages (patterns) or
     two polls of the control channel (eatcpu). `workers` is the number of threads that compute in parallel.
-    `touched_frac` is the part of the guest's ballast that is written, from its beginning on; the rest is reserved and
-    never touched. With `cpu_ns_per_unit` a unit is so many nanoseconds of the program's CPU time, whatever is done in
-    them; with 0 it is a piece of work, however long that takes. With `pace_ns` an iteration takes at least so many
-    nanoseconds, whatever the cap: the task needs no more CPU than its units take. `profile` says how that changes over
-    its work (`testbed.bus.need_profile`).
+    `touched_frac` is the fraction of the guest's ballast that is written, from its beginning on; the rest is reserved
+    and never touched.
+
+    With `cpu_ns_per_unit` a work unit is that many nanoseconds of the program's CPU time; with 0 it is a fixed amount
+    of computation, whatever its CPU time. With `pace_ns` an iteration takes at least that many nanoseconds whatever the
+    cap, so the task needs no more CPU than its units take. `profile` is the CPU need over the work
+    (`testbed.bus.need_profile`).
     """
 
     name: ProgramName
@@ -52,11 +54,13 @@ class GuestSpec(Value, frozen=True):
     """One task of one job as one guest (a process tree, a virtual machine, a container) on one node.
 
     `cpu_cores` is the CPU usage of the task at full speed: CPU need times the node's cores. `address` is the guest's
-    own on the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none
-    ignore it. `lease` names the lease that the guest was last started or adopted under; the agent sets it and ignores
-    the value in a command. `generation` numbers the lives of the task, see `Generation`. A guest with `share_cores`
-    competes for the cores of its node: that is its first share. With `waits` its node notes which tasks it waits for,
-    as for all guests with shares. With `watch_s` its node estimates its CPU need, in windows of that many seconds.
+    own address on the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have
+    no network ignore it. `lease` names the lease under which the guest was last started or adopted; the agent sets it
+    and ignores the value in a command. `generation` is the number of the task's life, see `Generation`.
+
+    A guest with `share_cores` competes for the cores of its node; the value is its first share. With `waits` the node
+    records for which tasks the guest waits, as it does for all guests with shares. With `watch_s` the node estimates
+    the guest's CPU need, in windows of that many seconds.
     """
 
     guest: GuestName

@@ -1,10 +1,9 @@
-"""How much of an iteration's work each rank of a parallel job has: the same for programs, expected results and models.
+"""Load imbalance: each rank's part of the work in an iteration, shared by programs, expected results and models.
 
-* `uniform`: all have the same.
-* `1/i`: rank i, counted from 1, has a part 1/i of what rank 1 has.
-* `drift:N`: the same parts, but they move on by one rank after every N iterations: in iteration k, counted from 0, rank
-  k // N modulo the ranks has the most, and the one after it half of that. All ranks together do in each iteration what
-  they do with `1/i`.
+* `uniform`: all ranks have the same work.
+* `1/i`: rank i, counted from 1, has 1/i of the work of rank 1.
+* `drift:N`: the same parts, shifted by one rank after every N iterations. In iteration k, counted from 0, rank k // N
+  modulo the number of ranks has the most work, and the next rank half of that. The sum over all ranks is that of `1/i`.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ _DRIFT = "drift:"
 
 
 def drift_of(imbalance: str) -> int | None:
-    """Return after how many iterations the work moves on, None if it stays."""
+    """Return the number of iterations after which the work shifts by one rank, None if it does not shift."""
     return int(imbalance.removeprefix(_DRIFT)) if imbalance.startswith(_DRIFT) else None
 
 
 def part(imbalance: str, rank: int, ranks: int, moves: int = 0) -> int:
-    """Return the i of the part 1/i that a rank, from 0, has after so many moves."""
+    """Return the i of the part 1/i of a rank, counted from 0, after `moves` shifts."""
     if imbalance == "uniform":
         return 1
     return (rank - (moves if drift_of(imbalance) else 0)) % ranks + 1
 
 
 def parts_of(imbalance: str, rank: int, ranks: int, iterations: int) -> Iterator[tuple[int, int]]:
-    """Yield each part 1/i that a rank has in the first `iterations`, as i, and in how many of them."""
+    """Yield (i, number of iterations) for each part 1/i that a rank has in the first `iterations`."""
     every = drift_of(imbalance)
     if every is None:
         yield part(imbalance, rank, ranks), iterations

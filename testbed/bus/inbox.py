@@ -1,4 +1,4 @@
-"""Received messages: handlers by pattern, called one at a time in the order of arrival."""
+"""Queue of received messages: handlers by topic pattern, called one at a time in the order of arrival."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 class Inbox:
     """One handler per pattern, and the messages that wait for them.
 
-    It belongs to a bus, not to one of its connections: received messages are handled even if the connection breaks. A
-    broker sends queued messages to a client before the client has subscribed again, so messages without a handler wait
-    for one (the last 1000 of them, of 16 MiB in all). At most 16 MiB wait on one topic: a sender that is faster than
+    The inbox belongs to a bus, not to one of its connections: received messages are handled even if the connection
+    breaks. A broker sends queued messages before the client has subscribed again. So messages without a handler wait
+    for one: at most the last 1000 of them, and 16 MiB. At most 16 MiB wait on one topic: a sender that is faster than
     its handler loses its own messages, not those of others. The size of a message includes payload, topic and the
     objects that hold them. Lost messages are counted in `dropped`.
     """
@@ -41,7 +41,7 @@ class Inbox:
 
     @property
     def waiting(self) -> int:
-        """The number of messages that have arrived and were not handled yet."""
+        """The number of messages that have arrived and are not handled yet."""
         return len(self._arrived)
 
     def add(self, pattern: str, handler: Handler, qos: int) -> None:
@@ -62,7 +62,7 @@ class Inbox:
             self._changed.set()
 
     def put(self, topic: str, payload: bytes) -> None:
-        """Take a message that has arrived."""
+        """Enqueue a message that has arrived."""
         waiting_bytes = self._waiting_bytes.get(topic, 0) + _size_bytes(topic, payload)
         if waiting_bytes > MOST_WAITING_BYTES:
             self._drop(topic, "messages come faster than they can be handled")
@@ -78,7 +78,7 @@ class Inbox:
                 topic, payload = self._arrived.popleft()
                 self._forget(topic, _size_bytes(topic, payload))
                 await self._deliver(topic, payload)
-                await asyncio.sleep(0)  # a burst of messages must not hold up everything else
+                await asyncio.sleep(0)  # let other tasks run during a burst of messages
             self._changed.clear()
             await self._changed.wait()
 
@@ -96,11 +96,11 @@ class Inbox:
         for pattern, handler in found:
             try:
                 await handler(topic, payload)
-            except Exception as error:  # noqa: BLE001  one handler must not end the others
+            except Exception as error:  # noqa: BLE001  a failed handler must not stop the delivery to others
                 self._failed(pattern, f"{printable(topic, _SHOWN_CHARS)} ({len(payload)} bytes)", error)
 
     def _keep(self, topic: str, payload: bytes) -> None:
-        """Let a message wait for a handler; the oldest such messages make room."""
+        """Keep a message until it has a handler; beyond the limits, the oldest such messages are dropped."""
         self._unclaimed.append((topic, payload))
         self.unclaimed_bytes += _size_bytes(topic, payload)
         while len(self._unclaimed) > _UNCLAIMED or self.unclaimed_bytes > MOST_WAITING_BYTES:
@@ -114,7 +114,7 @@ class Inbox:
         self.dropped[topic] += 1
 
     def _failed(self, pattern: str, message: str, error: Exception) -> None:
-        """Log a failure with its traceback, only the first in a minute, as a sender can cause any number."""
+        """Log a failure with its traceback, at most once per minute and pattern, as a sender can cause any number."""
         now_s = asyncio.get_running_loop().time()
         since_s, left_out = self._failures.get(pattern, (float("-inf"), 0))
         if now_s - since_s < _TRACEBACK_EVERY_S:

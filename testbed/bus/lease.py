@@ -1,17 +1,17 @@
-"""The lease of a lab: the one rule by which agents and controllers read the lease topic.
+"""The lease of a lab: the rule by which both agents and controllers interpret the lease topic.
 
-All receive its records in the same order, so all agree: the first holder of a free lab keeps it until it releases it,
-is forced to, or stops renewing it. Only the digest of its token is published. The token itself is only in commands, so
-a reader of the topic learns nothing that an agent would obey.
+All receive the records of the topic in the same order, so all agree on the holder. The first holder of a free lab keeps
+the lease until it releases the lease, stops renewing it, or another controller ends it by force. Only the digest of the
+lease's token is published. The token itself is only in commands, so a reader of the topic cannot command agents.
 
-The broker lets every controller write the lease topic, so a record there is accepted only as far as it proves itself:
+The broker lets every controller write the lease topic, so a record there must prove its authority:
 
-* A release has the token, which is invalid from then on. Only the holder and the agents know it.
-* A renewal prolongs the lease, and changes none of its terms.
-* The lease of a controller that goes on with a run has the token of the lease before, and replaces it: that is no
+* A release has the token, which is invalid from then on. Before, only the holder and the agents know it.
+* A renewal extends the lease, and changes none of its terms.
+* The lease of a controller that resumes a run has the token of the previous lease, and replaces that lease without a
   release.
-* One controller ends the lease of another on a topic of its own, which the broker keeps from all others: so the name of
-  that controller is known.
+* A controller ends the lease of another on a topic of its own, to which the broker lets no other controller write, so
+  the name of that controller is known.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterable
 from testbed.bus.messages import BadRecordError, Lease, OnControllerLoss, decode
 from testbed.bus.topics import releaser_of
 
-_MOST_CHARS = 100  # of a name that another side gives itself
+_MOST_CHARS = 100  # of a name that another party chooses for itself
 _log = logging.getLogger(__name__)
 
 
 def new_token() -> str:
-    """Return a fresh token."""
+    """Return a new random token."""
     return secrets.token_hex(16)
 
 
@@ -41,16 +41,16 @@ def token_digest(token: str) -> str:
 
 
 def is_one_of(digest: str, tokens: Iterable[str]) -> bool:
-    """Whether a published digest is that of one of these tokens."""
+    """Whether a published digest matches one of these tokens."""
     return any(hmac.compare_digest(token_digest(token), digest) for token in tokens)
 
 
 class LeaseGuard:
-    """Follows the lease topic.
+    """State of a lab's lease, as it follows from the records of the lease topic and the release topics.
 
     The time to live counts from the reception of a renewal, by the loop's own clock, so that the machines' clocks need
-    not agree. Only a retained record, whose lease may have ended before it was received, is judged by its wall-clock
-    time.
+    not agree. Only for a retained record, whose lease may have ended before it was received, the wall-clock time of its
+    expiry is compared.
     """
 
     def __init__(self, now_s: Callable[[], float], unix_s: Callable[[], float] = time.time) -> None:
@@ -58,11 +58,11 @@ class LeaseGuard:
         self._unix_s = unix_s
         self._lease: Lease | None = None
         self._ends_s = 0.0
-        self._expected = False  # the lease is one that an earlier agent has heard of, not yet heard again
+        self._expected = False  # the lease was recorded by an earlier agent, and was not renewed since
         self._lapsed = False  # a lease ran out, and another was received before the next query
-        self._ended = ""  # digest of the last released lease: a renewal that crossed the release does not revive it
+        self._ended = ""  # digest of the last released lease: a late renewal must not revive it
         self.released_by = ""  # the controller that ended the last released lease, if not its holder
-        self.on_controller_loss: OnControllerLoss = "remove"  # the treatment of the last holder's guests at its end
+        self.on_controller_loss: OnControllerLoss = "remove"  # treatment of the last holder's guests at the lease's end
 
     @property
     def live(self) -> bool:
@@ -76,7 +76,7 @@ class LeaseGuard:
 
     @property
     def name(self) -> str:
-        """The public name of the live lease: its holder and a digest of its token; else an empty string."""
+        """The public name of the live lease, of its holder and its digest; an empty string if there is none."""
         return f"{self._lease.holder}/{self._lease.digest[:12]}" if self._lease and self.live else ""
 
     @property
@@ -90,17 +90,17 @@ class LeaseGuard:
         return lease is not None and hmac.compare_digest(token_digest(token), lease.digest)
 
     def expect(self, lease: Lease) -> None:
-        """Take a lease that an earlier agent has heard of: it may be renewed, or runs out. Another one replaces it."""
+        """Assume a lease that an earlier agent has recorded, until it is renewed, replaced by another, or runs out."""
         self._lease, self.on_controller_loss = lease, lease.on_controller_loss
         self._ends_s = self._now_s() + lease.ttl_s
         self._expected = True
 
     def hear(self, topic: str, payload: bytes) -> bool:
-        """Take a record of the lease topic or a release topic; return whether the lease was released or ended."""
+        """Process a record of the lease topic or a release topic; return whether the lease was released or ended."""
         if not payload:  # the retained record was removed: the lease continues while it is renewed
             return False
         try:
-            lease = decode(Lease, payload, topic, any_protocol=True)  # whoever drives the lab, drives it
+            lease = decode(Lease, payload, topic, any_protocol=True)  # a holder of any release has the lab
         except BadRecordError as error:
             _log.warning("%s", error)
             return False
@@ -118,7 +118,7 @@ class LeaseGuard:
         if held is not None and lease.digest != held.digest and self._expected:
             if lease.expires_unix_s <= self._unix_s() or lease.digest == self._ended:
                 return
-            held = None  # its holder has released it, or was replaced, while no agent was here
+            held = None  # the expected lease was released or replaced while no agent was running
         self._expected = False
         if held is not None and lease.digest != held.digest:
             _log.warning("lease of %s ignored: %s holds the lab", lease.holder, held.holder)
@@ -132,7 +132,7 @@ class LeaseGuard:
         self._ends_s = self._now_s() + terms.ttl_s
 
     def _follows(self, lease: Lease, held: Lease) -> bool:
-        """Whether a lease is that of the next controller of the same run, which has the token of the one before."""
+        """Whether a lease is that of the next controller of the same run, which has the token of the held lease."""
         return bool(lease.run) and lease.run == held.run and is_one_of(held.digest, lease.succeeds)
 
     def _released(self, lease: Lease, by: str) -> bool:
@@ -149,7 +149,7 @@ class LeaseGuard:
         return held is not None
 
     def run_out(self) -> bool:
-        """Return whether a lease has just run out, and forget it."""
+        """Return whether a lease has run out since the last call, and forget it."""
         lapsed, self._lapsed = self._lapsed, False
         if self._lease is not None and not self.live:
             self._lease = None

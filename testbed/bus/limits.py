@@ -1,17 +1,18 @@
-"""Bounds on values from nodes, scenarios and traces: a number beyond them is an error, not a size."""
+"""Bounds on values from nodes, scenarios and traces: a number beyond its bound is an error."""
 
 from __future__ import annotations
 
 LEAST_NODE_CORES = 0.01  # the smallest quota that the kernel's CPU bandwidth control can hold
 MOST_NODE_CORES = 4096
 MOST_NODE_MEMORY_MIB = 1 << 26  # 64 TiB
-# Of an image beside the guest's memory: the interpreter of a container and its /tmp have 64 MiB each, CRIU's and
-# libvirt's files and the state of devices less than 1 MiB; QEMU and Xen write 8 or 9 bytes with each page of 4096.
+# Size of an image in addition to the guest's memory: the interpreter of a container and its /tmp have 64 MiB each,
+# files of CRIU and libvirt and the state of devices less than 1 MiB. The 8 or 9 bytes that QEMU and Xen write with each
+# page of 4096 are part of `most_image_bytes`.
 MOST_BESIDE_MEMORY_MIB = 192
 LEAST_AGENT_MIB = 128  # of memory of the agent itself, which uses about 60 MiB
 MOST_DISK_MIB = 1 << 40  # 1 EiB
 MOST_NODES = 1_000_000
-MOST_PART_MIB = 1024  # of a file of journal or points: a compressed one is read from its beginning
+MOST_PART_MIB = 1024  # of a file of journal or points: a compressed file can only be read from its beginning
 MOST_RATE = 1e3  # progress of a job, relative to a dedicated node
 MOST_TRACE_S = 1e9  # 31 years
 LEAST_TIME_SCALE, MOST_TIME_SCALE = 1e-3, 1e6

@@ -1,4 +1,4 @@
-"""Values in messages about the lives of a task: their generations, and the fence of a guest. See docs/resume.md."""
+"""Generation of a task's life, and fence of a guest, as values in messages. See docs/resume.md."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from testbed.bus.numbers import Count
 from testbed.bus.records import Value
 
 Generation = Count
-"""The number of a life of a task: each start, restore and live migration has a higher one than those before.
+"""The number of a task's life: each start, restore and live migration has a higher number than those before.
 
-A command carries the present generation of its task. Agents refuse a command of an older generation than they have
-received for that task, and create a guest only of a newer one. 0: not given (earlier controllers), and not checked.
+A command carries the current generation of its task. Agents refuse a command whose generation is lower than the highest
+that they have received for that task, and create a guest only of a higher one. 0 means that none is given, as by
+earlier controllers; it is not checked.
 """
 
 
 class Fence(Value, frozen=True):
-    """A moment of a node's own monotonic clock, until which a guest may run; the node destroys the guest then.
+    """The moment of a node's own monotonic clock at which the node destroys a guest.
 
-    `clock` identifies that clock (see `NodeStatus`): the moment means nothing to any other clock.
+    `clock` identifies that clock (see `NodeStatus`): the moment has no meaning for any other clock.
     """
 
     clock: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]

@@ -1,4 +1,4 @@
-"""The bus within one process: the same behaviour without a broker, for dry runs and tests."""
+"""The in-process bus, with the behaviour of MQTT but without a broker, for dry runs and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.bus.topics import matches
 
 
 class MemoryHub:
-    """The broker's state: retained messages, and the sessions of its clients."""
+    """The state that a broker would have: retained messages, and the sessions of its clients."""
 
     def __init__(self) -> None:
         self.retained: dict[str, Message] = {}
@@ -24,7 +24,7 @@ class MemoryHub:
         return MemoryBus(self, client_id, presence, outbox_limit)
 
     def drop(self, client_id: str) -> None:
-        """Cut a client's connection as a crash of its machine would; the hub publishes its last will."""
+        """Cut a client's connection, as a crash of its machine would; the hub publishes the client's last will."""
         bus = self._session(client_id).bus
         if bus is not None:
             bus.lose()
@@ -49,7 +49,7 @@ class MemoryHub:
             for pattern, qos in session.patterns.items():
                 if matches(pattern, message.topic):
                     session.put(message, min(qos, message.qos))
-                    break  # one copy per client: its handlers are found by topic
+                    break  # one copy per client, whose inbox finds the handlers by topic
 
 
 class _Session:
@@ -119,7 +119,7 @@ class MemoryBus(QueueingBus):
     def attach(self) -> None:
         """Connect: show presence, then send and receive."""
         if self._session.bus is not None:
-            self._session.bus.lose()  # a second client of the same id takes over
+            self._session.bus.lose()  # a second client of the same id takes the session over
         self._session.bus, self._session.dropped = self, None
         if self._presence is not None:
             self._hub.take(Message(self._presence.topic, self._presence.online(), retain=self._presence.retain))

@@ -1,7 +1,7 @@
-"""Records on the bus: typed, versioned (`testbed.bus.records`), and the only thing that controller and agents share.
+"""Messages on the bus: typed, versioned records (`testbed.bus.records`), the only interface of controller and agents.
 
 An unknown kind of command is refused. Durations are seconds by a monotonic clock on the machine that reports them;
-`*_mono_ns` is that clock itself.
+`*_mono_ns` are readings of that clock.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ WaitsFrom = Literal["layer", "traffic"]
 class Exchange(Value, frozen=True, kw_only=True):
     """How the guests of a job exchange their shares (`testbed.shares`), and the nodes of all its guests.
 
-    Each guest's use is looked at every `period_s`; a bank, at node `bank`, gives what it has every `grant_s`. Agents of
-    these nodes know the `secret`, by which they seal their messages. With `waits` = `traffic` an agent whose ranks do
-    not note for whom they wait guesses it, by the `addresses` of the job's guests, in the order of `nodes`. With
-    `capped` shares are caps, else weights.
+    Each guest's CPU use is sampled every `period_s`. The bank, on node `bank`, gives its shares to guests every
+    `grant_s`. The agents of these nodes authenticate their messages by a keyed hash with the `secret`. With `waits` =
+    `traffic` an agent guesses from network traffic which rank a rank waits for, if the rank itself does not report
+    that: `addresses` are those of the job's guests, in the order of `nodes`. With `capped` shares are caps, else
+    weights.
     """
 
     mode: Literal["distributed", "bank"]
@@ -73,14 +74,14 @@ class Start(Action, frozen=True):
     """Create a guest, from nothing or from `image`, with its cap set before it runs.
 
     With `cold` the image's pages are dropped from the node's page cache first; an image on a tmpfs consists of such
-    pages and stays. The reply of a start from an image carries `cached_frac`, the part of it that was in memory right
-    before it was read, or no such key where that is unknown.
+    pages and stays. The reply to a start from an image carries `cached_frac`, the fraction of the image that was in
+    memory right before it was read. The key is missing if that is unknown.
 
     With `verify` the agent computes the guest's expected final checksum in parallel. The time for it is proportional to
     the guest's work, so guests that never end must not be verified.
 
-    A guest is destroyed at its `fence` unless that is renewed; the command is refused if the fence has fallen. A guest
-    exchanges its share, or its cap, with others as `exchange` says, if there is one.
+    A guest is destroyed at its `fence` unless the fence is renewed; the command is refused if the fence has passed.
+    With `exchange` the guest exchanges its share, or its cap, with other guests of the job.
     """
 
     spec: GuestSpec
@@ -103,7 +104,7 @@ SessionName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
 class MpiJoin(Action, frozen=True):
-    """Start the rank of `guest`; done when it has its memory.
+    """Start the MPI rank of `guest`; done when the rank has allocated its memory.
 
     MPI cannot start before all ranks have exchanged keys. The agent sends an event `mpi-barrier` whenever the rank
     enters a barrier of MPI, and the rank waits there for `MpiPass`. `session` names this life of the job's processes.
@@ -117,7 +118,8 @@ class MpiJoin(Action, frozen=True):
 class MpiPass(Action, frozen=True):
     """Let the rank of `guest` pass the barrier `number` of `session`; a missing guest is no error.
 
-    `keys` are the keys that other ranks published in it, or a part of them: the rank passes with the `last` part.
+    `keys` are the keys that other ranks published in this barrier, or a part of them: the rank passes with the `last`
+    part.
     """
 
     guest: GuestName
@@ -131,9 +133,9 @@ class MpiPass(Action, frozen=True):
 class SetCaps(Action, frozen=True):
     """Set the CPU cap of each guest, in cores; the reply carries `caps`, the values in force as read back.
 
-    While a guest is made, held or saved its cap is lifted: the reply has all that it can use, and the cap is set later.
-    Caps that these guests have exchanged are forgotten; from here on they exchange them as `exchange` says, if there is
-    one. With `lower` a guest keeps a cap that is lower than the one ordered.
+    The cap of a guest is lifted while the guest is created, held or saved: the reply then has the most that the guest
+    can use, and the cap is set later. The guests' earlier exchanges of caps are discarded; with `exchange` they
+    exchange their caps from now on. With `lower` a guest keeps a cap that is lower than the requested one.
     """
 
     caps: dict[GuestName, Cores]
@@ -145,9 +147,9 @@ class SetCaps(Action, frozen=True):
 class Hold(Action, frozen=True):
     """Stop a guest at its next consistent point; the reply carries `at` (iterations done) or None.
 
-    It also carries `wall_ns`, Unix time by the node's clock at which the guest stopped. With `image` the node reserves
-    room for that image on its disk first, and refuses if there is none; the room is kept until the image is written, or
-    the guest is released or gone.
+    The reply also carries `wall_ns`, Unix time by the node's clock at which the guest stopped. With `image` the node
+    first reserves disk space for that image, and refuses if there is too little. The reservation lasts until the image
+    is written, or the guest is released or gone.
     """
 
     guest: GuestName
@@ -179,8 +181,8 @@ class Save(Action, frozen=True):
 class Migrate(Action, frozen=True):
     """Move a running guest to another node's hypervisor while it works; it is gone from this node afterwards.
 
-    Aborted after `budget_s`, or when the remaining amount reached no new minimum for `no_progress_s`: the guest then
-    still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
+    The migration is aborted after `budget_s`, or when the remaining amount reached no new minimum for `no_progress_s`:
+    the guest then still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
     """
 
     guest: GuestName
@@ -203,9 +205,9 @@ class Adopt(Action, frozen=True):
 
 
 class ExpectGuest(Action, frozen=True):
-    """A guest with a fence is about to arrive by a live migration: destroy it at the fence unless it is renewed.
+    """Destroy a guest that will arrive by a live migration at its fence, unless the fence is renewed.
 
-    It is destroyed also if it arrives after that, until the next life of its task begins here.
+    A guest that arrives after its fence is also destroyed, until the next life of its task begins here.
     """
 
     guest: GuestName
@@ -214,7 +216,7 @@ class ExpectGuest(Action, frozen=True):
 
 
 class RenewFences(Action, frozen=True):
-    """Move the fences of these guests to a later moment of the node's clock; guests without a fence are left out."""
+    """Move the fences of these guests to a later moment of the node's clock; guests without a fence are ignored."""
 
     fence: Fence
     guests: tuple[GuestName, ...]
@@ -256,7 +258,7 @@ class Stop(Action, frozen=True):
 
 
 class Calibrate(Action, frozen=True):
-    """Measure the work units of a core per second of its CPU time, over `cpu_s` seconds."""
+    """Measure the work units per second of CPU time of one core, over `cpu_s` seconds."""
 
     cpu_s: Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
@@ -271,10 +273,11 @@ class CapChange(Value, frozen=True):
 class Watch(Action, frozen=True):
     """Sample CPU time and work units of `guests` every `every_s` for `for_s` seconds, changing caps meanwhile.
 
-    The reply carries `t_s`, the samples' times by the node's monotonic clock, from 0; `cpu_s` and `units`, guest name
-    to as many values: CPU time by the finest counter (for a virtual machine, of its virtual CPUs, to which caps apply),
-    and work units of the last report; and `cap_changes`: `begin_s`, `end_s` (same clock) and `caps` as read back, one
-    for each of `caps`. All samples together are `MAX_WATCH_SAMPLES` at most.
+    The reply carries `t_s`, the times of the samples by the node's monotonic clock, from 0. `cpu_s` and `units` have as
+    many values by guest name. `cpu_s` is CPU time by the finest counter: for a virtual machine that of its virtual
+    CPUs, to which caps apply. `units` are the work units of the guest's last report. `cap_changes` has one entry for
+    each of `caps`: `begin_s` and `end_s` by the same clock, and `caps` as read back. All samples together are at most
+    `MAX_WATCH_SAMPLES`.
     """
 
     guests: tuple[GuestName, ...]
@@ -289,9 +292,9 @@ MAX_WATCH_SAMPLES = 24_000  # of all guests of one watch
 class Native(Action, frozen=True):
     """Run the `ranks` tasks of `program` on the node itself, outside any guest, by the code that guests run.
 
-    They run for `seconds` after the first progress of the last of them, under a cap of `cap_cores` each, or without
-    one for 0. The reply carries `units`, `elapsed_s` (by the node's monotonic clock) and `cpu_s` of the slowest rank.
-    They are `MOST_NATIVE_RANKS` at most. Nodes that can do it have the capability `native`.
+    The tasks run until `seconds` after the last of them has made its first progress, under a cap of `cap_cores` each;
+    0 is no cap. The reply carries `units`, `elapsed_s` (by the node's monotonic clock) and `cpu_s` of the slowest rank.
+    There are at most `MOST_NATIVE_RANKS` tasks. Nodes that support this command have the capability `native`.
     """
 
     program: ProgramSpec
@@ -303,7 +306,7 @@ MOST_NATIVE_RANKS = 64
 
 
 class ListGuests(Action, frozen=True):
-    """List the guests that this node actually holds and their states, once no command for those in `settled` runs."""
+    """List the guests that exist on this node, with their states, once no command for those in `settled` runs."""
 
     settled: tuple[GuestName, ...] = ()
 
@@ -331,8 +334,8 @@ AnyAction = (
 class Command(Record, frozen=True):
     """One order to one node.
 
-    The id makes it idempotent: an agent repeats its reply to an id that it has received before. `deadline_s` counts
-    from arrival; then the agent gives up by itself.
+    The id makes a command idempotent: an agent repeats its reply to an id that it has received before. `deadline_s`
+    counts from arrival; the agent aborts the command at its deadline.
     """
 
     id: str
@@ -349,8 +352,8 @@ ReplyStatus = Literal["accepted", "done", "failed", "cancelled", "expired", "rej
 class Reply(Record, frozen=True):
     """An agent's answer: `accepted` at once, then exactly one of done, failed, cancelled, expired, rejected.
 
-    `result` is the driver's report as plain data; `elapsed_s` the agent's time on it. `code` is a `FailureCode` if the
-    agent knows the cause of a failure, for any command.
+    `result` is the driver's report as plain data. `elapsed_s` is the time that the agent took. `code` is a
+    `FailureCode` if the agent knows the cause of a failure, for any command.
     """
 
     id: str
@@ -362,7 +365,7 @@ class Reply(Record, frozen=True):
     code: str = ""
 
     def __post_init__(self) -> None:
-        """Make what a person reads printable."""
+        """Make texts that people read printable."""
         make_printable(self, "node", "error", "code")
 
     @property
@@ -378,8 +381,8 @@ class NodeFacts(Value, frozen=True):
     """Facts of a node: budget, machine, driver, the driver's capabilities, and the programs that its guests can run.
 
     `image_stores` are its stores for saved guests: `disk` is the first, `memory` a folder on a tmpfs. `guest_boot_s` is
-    about how long a small guest takes to start. Agents of earlier releases do not send it, nor the `traits` of their
-    driver, which `testbed.bus.drivers.traits_in` then looks up by name.
+    the approximate start time of a small guest. Agents of earlier releases send neither `guest_boot_s` nor the `traits`
+    of their driver; `testbed.bus.drivers.traits_in` then finds the traits by the driver's name.
     """
 
     cpus: float
@@ -401,7 +404,7 @@ class NodeFacts(Value, frozen=True):
     guest_boot_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Make what a person reads printable."""
+        """Make texts that people read printable."""
         make_printable(
             self, "cpu_model", "kernel", "driver", "capabilities", "versions", "address", "programs", "image_stores"
         )
@@ -424,7 +427,7 @@ class NodeStatus(Record, frozen=True):
     clock: str = ""
 
     def __post_init__(self) -> None:
-        """Make what a person reads printable."""
+        """Make texts that people read printable."""
         make_printable(self, "node", "boot", "reason", "release", "clock")
 
 
@@ -434,11 +437,11 @@ MPI_BARRIER = "mpi-barrier"
 class GuestEvent(Record, frozen=True):
     """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`, `healed`.
 
-    `mpi-barrier` means that the rank of the guest waits in a barrier: `session` of `MpiJoin`, the `number` of the
-    barrier, from 1, and the `keys` that the rank published since the last one. The successful end of a guest whose
-    result is still being checked is published first as `ended`, with the same detail, and after the check as `done`, or
-    as `failed` if the result is wrong. An event `limit` of the guest `ITSELF` concerns the agent itself, with an
-    `AgentLimit` as its detail.
+    `mpi-barrier` means that the rank of the guest waits in a barrier of MPI. Its detail is the `session` of `MpiJoin`,
+    the `number` of the barrier, from 1, and the `keys` that the rank has published since the last barrier. The
+    successful end of a guest whose result is still being checked is published first as `ended`, with the detail of
+    `done`; after the check it is published as `done`, or as `failed` if the result is wrong. An event `limit` of the
+    guest `ITSELF` concerns the agent itself, with an `AgentLimit` as its detail.
     """
 
     node: str
@@ -456,7 +459,7 @@ ITSELF = "agent"  # in place of a guest, whose names have a prefix
 
 
 class AgentLimit(Value, frozen=True):
-    """An agent has reached a bound on its own memory or log, or is well below it again (`left`); in MiB."""
+    """An agent has reached a bound on its own memory or log (`reached`), or is well below it again (`left`); in MiB."""
 
     what: Literal["memory", "log"]
     state: Literal["reached", "left"]
@@ -472,12 +475,12 @@ class Lease(Record, frozen=True):
 
     Retained and renewed. Agents obey commands whose token has this `digest` (`testbed.bus.lease`) and no others. They
     destroy their guests when the lease is released, and apply `on_controller_loss` when it runs out. `since_unix_s` is
-    when it was taken. A holder that releases it proves its identity by the `token`. Another controller ends a lease on
-    its own topic (`testbed.bus.topics.release_topic`), with its name in `released_by`.
+    the time at which the lease was taken. A holder that releases its lease proves its identity by the `token`. Another
+    controller ends a lease on a topic of its own (`testbed.bus.topics.release_topic`), with its name in `released_by`.
 
-    `run` is the tag of the run that the holder drives, if it is one: guests and images of a run outlive the lease of a
-    lost controller where `on_controller_loss` is `keep`, and belong to the next holder that drives the same run. A
-    holder that proves by a token in `succeeds` that it follows the last one replaces its lease at once.
+    `run` is the tag of the run that the holder drives, empty without one. Where `on_controller_loss` is `keep`, guests
+    and images of a run outlive the lease of a lost controller, and belong to the next holder that drives the same run.
+    That holder replaces the lease at once if it proves by a token in `succeeds` that it is the successor.
     """
 
     digest: str
@@ -494,5 +497,5 @@ class Lease(Record, frozen=True):
     succeeds: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()  # tokens of leases before, then invalid
 
     def __post_init__(self) -> None:
-        """Make what a person reads printable."""
+        """Make texts that people read printable."""
         make_printable(self, "holder", "released_by", "release", "run")

@@ -1,7 +1,7 @@
-"""Destinations of live migrations: URIs in one strict form, written by controllers and checked again by agents.
+"""Destinations of live migrations: libvirt URIs in one strict form, written by controllers and checked by agents.
 
-libvirt's URIs can name programs to start, keys to read, sockets and users. Here only the transport, the host and the
-port vary, and no part of a URI comes from a node.
+URIs of libvirt can name programs to start, keys to read, sockets and users. Here only the hypervisor, the transport,
+the host and the port vary, and no part of a URI comes from a node.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _SHOWN_CHARS = 120
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
     """The destination of a live migration, from the controller's own data: no node can influence it.
 
-    `uri` is the target's libvirt at `host`; a command with a URI of another form is malformed for every driver.
-    `partition` and `bridge` are control group and bridge of guests there; with an empty one libvirt chooses the group,
-    or the guest keeps the bridge's name.
+    `uri` is the target's libvirt at `host`; a command with a URI of another form is invalid for every driver.
+    `partition` and `bridge` are the control group and the bridge of guests on the target. With an empty `partition`
+    libvirt chooses the group; with an empty `bridge` the guest keeps the name of its bridge.
     """
 
     uri: Annotated[str, msgspec.Meta(pattern=rf"\A({URI_PATTERN}|{_NO_LIBVIRT})\Z", max_length=320)]
@@ -45,7 +45,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrationUriError(TestbedError):
-    """A URI of a migration that has not the only valid form, or another host than the announced one."""
+    """The URI of a migration does not have the only valid form, or has another host than the announced one."""
 
 
 def migration_uri(hypervisor: str, transport: Transport, host: str, port: int | None = None) -> str:
@@ -54,7 +54,7 @@ def migration_uri(hypervisor: str, transport: Transport, host: str, port: int | 
 
 
 def check_migration_uri(uri: str, hypervisor: str, transport: str, host: str) -> None:
-    """Raise `MigrationUriError` unless `uri` is `migration_uri` of these with any port or none."""
+    """Raise `MigrationUriError` unless `uri` equals `migration_uri` of these arguments with any port or none."""
     found = _URI.fullmatch(uri)
     expected = f"{hypervisor}+{transport}://HOST[:PORT]/system"
     if (

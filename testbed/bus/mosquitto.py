@@ -1,4 +1,4 @@
-"""Mosquitto as a child of this process, on the loopback interface, its files in one private directory."""
+"""Runs Mosquitto as a child process on the loopback interface, with its files in one private directory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _USER = "testbed"
 _START_TIMEOUT_S = 60.0  # it takes a fraction of a second, but machines can stall for seconds
 _STOP_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 0.02
-_PLACES = os.pathsep.join(("/usr/local/sbin", "/usr/sbin"))  # where packages put it, often not in PATH
+_PLACES = os.pathsep.join(("/usr/local/sbin", "/usr/sbin"))  # folders of distribution packages, often not in PATH
 
-# Becomes the broker, under the same process id, after it has asked the kernel to end it when its parent dies.
+# Asks the kernel for SIGTERM at the death of the parent, then executes the broker under the same process id.
 _TIED = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -45,10 +45,10 @@ def find_mosquitto() -> Path | None:
 async def mosquitto_broker(
     program: Path, state_dir: Path, port: int = 0, *, sys_interval_s: int = 10
 ) -> AsyncIterator[BrokerAddress]:
-    """Run Mosquitto until the end of the block; a second run on `state_dir` has the sessions of the first.
+    """Run Mosquitto until the end of the block; a later run with the same `state_dir` restores its sessions.
 
-    It publishes its load under $SYS every `sys_interval_s` seconds. Raises `BusError` with the last line of its log
-    when it does not come up within a minute.
+    Mosquitto publishes its load under $SYS every `sys_interval_s` seconds. Raises `BusError` with the last line of the
+    log if Mosquitto does not accept connections within a minute.
     """
     await asyncio.to_thread(state_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
     address = await _address(state_dir, port or free_port())
@@ -61,7 +61,7 @@ async def mosquitto_broker(
             stdin=DEVNULL,
             stdout=sink,
             stderr=sink,
-            start_new_session=True,  # the terminal's Ctrl-C is for us: guests are destroyed over this broker
+            start_new_session=True,  # not reached by the terminal's Ctrl-C: destroying guests needs this broker
         )
     try:
         await _wait_until_up(child, address, log)
@@ -109,11 +109,11 @@ def _config(address: BrokerAddress, state_dir: Path, sys_interval_s: int) -> str
         f"listener {address.port} 127.0.0.1",
         f"allow_anonymous {'false' if secured else 'true'}",
         *([f"password_file {state_dir / 'passwords'}"] if secured else []),
-        f"user {getpass.getuser()}",  # a change of user would undo the tie to the parent
+        f"user {getpass.getuser()}",  # a change of user would clear the parent-death signal
         "set_tcp_nodelay true",
         "persistence true",
         f"persistence_location {state_dir}/",
-        "autosave_interval 5",  # so that even a killed broker restarts with the sessions of its clients
+        "autosave_interval 5",  # so that a killed broker also restarts with the sessions of its clients
         *mosquitto_quotas(),
         f"sys_interval {sys_interval_s}",
         "log_dest stderr",
@@ -152,7 +152,7 @@ async def _wait_until_up(child: Process, address: BrokerAddress, log: Path) -> N
 
 
 def _ignore(_topic: str, _payload: bytes) -> None:
-    """Drop a message: a probe subscribes to none."""
+    """Drop a message: a probe has no subscriptions."""
 
 
 async def _end(child: Process) -> None:

@@ -1,4 +1,4 @@
-"""Barriers of one MPI job: the ranks that have entered the next one, and the keys that each publishes in it."""
+"""Barriers of one MPI job: the ranks that have entered the next barrier, and the keys that each publishes in it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from testbed.bus.messages import RankKeys
 from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError, check_keys
 
 MOST_BARRIERS = 32  # in the life of a job's processes: MPI has one at its start and one at its end
-MOST_REPEATS = 8  # of one barrier by one rank: a guest that was moved enters its barrier again
+MOST_REPEATS = 8  # of one barrier by one rank, as a guest that was moved enters its barrier again
 
 
 class BadBarrierError(BadKeysError):
-    """A rank enters a barrier that is not the next one, or one more time than a rank would."""
+    """A rank enters a barrier that is not the next one, or enters a barrier too often."""
 
 
 class UnequalKeysError(BadKeysError):
-    """The gatherings of `ranks` differ from those of `others`, which are equal to each other and not fewer."""
+    """The gathered keys of `ranks` differ in name or size from those of `others`, the largest group of equal ranks."""
 
     def __init__(self, message: str, ranks: tuple[int, ...], others: tuple[int, ...]) -> None:
         self.ranks = ranks
@@ -35,9 +35,9 @@ class Entered(Enum):
 
 
 class Barriers:
-    """Covers the time from the start of a job's processes to their end. `keys` are those of the last full barrier.
+    """The barriers of a job from the start of its processes to their end. `keys` are those of the last full barrier.
 
-    The caller forwards `keys` once `enter` returns something else than `WAITS`.
+    The caller forwards `keys` once `enter` returns another value than `WAITS`.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -55,7 +55,7 @@ class Barriers:
         return tuple(sorted(self._inside))
 
     def go_on_at(self, number: int) -> None:
-        """The barriers before this one were released by an earlier controller."""
+        """Continue at this barrier: an earlier controller has released those before it."""
         if 0 < number <= MOST_BARRIERS:
             self.released = number - 1
 
@@ -99,7 +99,7 @@ class Barriers:
         self._sizes[rank] = check_keys(rank, keys)
 
     def _compare(self) -> None:
-        """Check that all ranks gather the same, once all have entered, as the majority is unknown before."""
+        """Check that all ranks gather the same sizes, once all have entered; the majority is unknown before."""
         if len(self._sizes) < self._ranks:
             return
         shapes = {rank: tuple(sorted(self._sizes[rank].items())) for rank in sorted(self._sizes)}

@@ -1,10 +1,10 @@
-"""Keys that ranks of an MPI job publish when MPI starts: addresses of its transport, each rank under its own keys.
+"""Checks of the PMI keys that ranks of an MPI job publish when MPI starts: addresses of the rank's MPI transport.
 
 MPICH gathers a value of every rank under `-allgather-NUMBER-RANK`, or `-allgather-shm-NUMBER-RANK`. A value is in
-hexadecimal, with `[N]` for N bytes of zero, N from 2 on. A value of `SEGMENT_BYTES` or more is `segments=N`, and in N
-keys that end in `-seg-I/N`: all but the last have `SEGMENT_BYTES`. MPICH writes segment I at `(I - 1) * SEGMENT_BYTES`
-into a buffer for values of its own size, and only then checks the data. So all ranks must publish the same number of
-bytes, and cut them at the same places.
+hexadecimal, with `[N]` for N bytes of zero, N from 2 on. A value of `SEGMENT_BYTES` or more is `segments=N`, and its
+data is in N keys that end in `-seg-I/N`: all but the last have `SEGMENT_BYTES`. MPICH writes segment I at
+`(I - 1) * SEGMENT_BYTES` into a buffer for values of the reading rank's own size, and only then checks the data. So all
+ranks must publish the same number of bytes, and cut them at the same places.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from testbed.errors import TestbedError, shown
 
 MOST_VALUE_CHARS = 1023
 MOST_SEGMENTS = 64
-SEGMENT_BYTES = (MOST_VALUE_CHARS - 1) // 2  # MPICH's, of the most characters that its process manager names, 1024
+SEGMENT_BYTES = (MOST_VALUE_CHARS - 1) // 2  # as in MPICH, where the process manager reports a maximum of 1024
 MOST_KEYS = 256  # of one rank, from its start to its end
 MOST_BYTES = MOST_SEGMENTS * SEGMENT_BYTES  # of one value, decoded
-MOST_CHARS = 60 << 10  # of one rank's keys and values in a barrier, with quotes: one event has them all
+MOST_CHARS = 60 << 10  # of one rank's keys and values in a barrier, with quotes: one event has all of them
 _QUOTES = 6  # around and between a key and its value
 _SHOWN_CHARS = 80
 _KEY = re.compile(r"(?P<gather>-allgather(?:-shm)?-[1-9][0-9]?)-(?P<rank>[0-9]{1,7})(?:-seg-(?P<part>[0-9/]{3,5}))?")
@@ -29,7 +29,7 @@ _ZEROS = re.compile(r"\[([0-9]{1,5})\]")
 
 
 class BadKeysError(TestbedError):
-    """A rank published keys that MPI would not; the message names the key, its value and the expected form."""
+    """A rank published keys that MPI would not publish; the message has the key, its value and the expected form."""
 
 
 def check_keys(rank: int, keys: Mapping[str, str]) -> dict[str, int]:

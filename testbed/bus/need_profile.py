@@ -1,8 +1,8 @@
-"""How the CPU need of a task changes over its work: the same for programs, expected results and models.
+"""Profile of a task's CPU need over its work, shared by programs, expected results and models.
 
-A profile is a text such as `1,0.25@0.5,0.8@0.75`: all of its need at first, a quarter of it from half of its work on,
-and 0.8 of it from three quarters on. Both numbers are exact to four decimals, so that all come to the same iterations.
-Work is counted in time on dedicated nodes: an iteration takes as long there whatever the task needs in it.
+A profile is a text such as `1,0.25@0.5,0.8@0.75`: the whole need at first, a quarter of it from half of the work on,
+and 0.8 of it from three quarters on. Both numbers are exact to four decimals, so that all users compute the same
+iterations. Work is counted in time on dedicated nodes: there, an iteration takes the same time whatever its CPU need.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ WHOLE_PARTS = 10_000
 
 
 def parts_of(profile: str) -> tuple[tuple[int, int], ...]:
-    """Return from which part of the work on a task has which part of its need, both in parts of 10,000.
+    """Return the phases of a profile as (beginning in the work, need), both in parts of 10,000.
 
-    Raises ValueError for a text that is no profile.
+    Raises ValueError for a text that is not a profile.
     """
     if re.fullmatch(PATTERN, profile, re.ASCII) is None:
         raise ValueError(f"{profile!r}: expected {EXPECTED}")
@@ -41,23 +41,23 @@ def _exact(text: str) -> int:
 
 
 def phases(profile: str, iterations: int) -> list[tuple[int, int]]:
-    """Return with which iterations of so many the parts of the need begin, and these parts of 10,000."""
+    """Return the phases of `iterations` as (first iteration, need in parts of 10,000)."""
     return [(-(-begins * iterations // WHOLE_PARTS), factor) for begins, factor in parts_of(profile)]
 
 
 class Profile:
-    """A profile over so many iterations."""
+    """A profile applied to a given number of iterations."""
 
     def __init__(self, profile: str, iterations: int) -> None:
         self._phases = phases(profile, iterations)
         self._begins = [begin for begin, _ in self._phases]
 
     def units(self, units: int, iteration: int) -> int:
-        """Return which part of the units of an iteration there is to do: at least one."""
+        """Return the units to do in an iteration whose full need takes `units`; at least one."""
         factor = self._phases[bisect_right(self._begins, iteration) - 1][1]
         return scaled(units, factor)
 
 
 def scaled(units: int, factor: int) -> int:
-    """Return so many parts of 10,000 of some units, at least one."""
+    """Return `factor` parts of 10,000 of `units`, rounded, at least one."""
     return max(1, (units * factor + WHOLE_PARTS // 2) // WHOLE_PARTS)

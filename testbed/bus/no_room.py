@@ -1,4 +1,4 @@
-"""A node's refusal to write an image that does not fit: an error at the agent, and data for the controller."""
+"""Refusal of a save for lack of disk space: an error in the agent, and data in the reply to the controller."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _KEY = "no_room"
 
 
 class NoRoom(Value, frozen=True):
-    """The room that images need on a node and the room available, in MiB."""
+    """The space that images need on a node, and the free space, in MiB."""
 
     needed_mib: DiskSpace
     free_mib: DiskSpace
 
 
 class NoRoomError(TestbedError):
-    """An image does not fit on its node, and was not written; a repeated command fails until there is more room."""
+    """An image does not fit on its node, and was not written; a repeated command fails until space was freed."""
 
     def __init__(self, image: str, where: str, needed_mib: int, free_mib: int) -> None:
         self.image = image
@@ -30,7 +30,7 @@ class NoRoomError(TestbedError):
         super().__init__(f"no room for image {image}: {needed_mib} MiB needed, {free_mib} MiB free in {where}")
 
     def result(self) -> dict[str, object]:
-        """Return the result for the reply to the command."""
+        """Return the `result` of the reply to the command."""
         return {_KEY: msgspec.to_builtins(self.room)}
 
 

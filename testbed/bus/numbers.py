@@ -1,4 +1,4 @@
-"""Bounds on the bus: beyond them one message could fill its reader's memory or screen, or make sums infinite."""
+"""Number types with bounds for messages: an unbounded value could exhaust memory or make sums infinite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from testbed.bus.limits import MOST_AMOUNT, MOST_COUNT, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
 
 MOST_RANKS = 1 << 20
-MOST_TEXT_CHARS = 1000  # of a node's text for people, such as an error's
+MOST_TEXT_CHARS = 1000  # of a node's text for people, such as that of an error
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
 Amount = Annotated[float, msgspec.Meta(ge=-MOST_AMOUNT, le=MOST_AMOUNT)]

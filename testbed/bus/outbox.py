@@ -1,4 +1,4 @@
-"""Outgoing messages: in order, bounded, kept until acknowledged."""
+"""Bounded queue of outgoing messages, which are sent in order and kept until they are acknowledged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Parcel:
 
 
 class Outbox:
-    """A queue whose head is a window of `window` parcels that were sent and are not acknowledged yet."""
+    """A queue whose head is a window of at most `window` parcels that were sent and are not acknowledged yet."""
 
     def __init__(self, limit: int, window: int) -> None:
         self._limit = limit
@@ -34,7 +34,7 @@ class Outbox:
         return len(self._waiting) + len(self._sent)
 
     def put(self, message: Message) -> Parcel:
-        """Add a message at the end, or raise `FullError` when `limit` of them are there."""
+        """Append a message, or raise `FullError` if the queue has `limit` messages."""
         if len(self) >= self._limit:
             raise FullError(f"{message.topic}: {self._limit} messages wait for the broker already: this one is refused")
         parcel = Parcel(message)
@@ -43,7 +43,7 @@ class Outbox:
         return parcel
 
     async def next(self) -> Parcel:
-        """Wait until a parcel may be sent, and return it as sent."""
+        """Wait until a parcel may be sent, mark it as sent, and return it."""
         while not self._waiting or len(self._sent) >= self._window:
             self._changed.clear()
             await self._changed.wait()
@@ -52,26 +52,26 @@ class Outbox:
         return parcel
 
     def acknowledge(self, parcel: Parcel) -> None:
-        """Forget a parcel: the broker has it."""
+        """Remove a parcel that the broker has acknowledged."""
         self._sent.pop(parcel, None)
         if not parcel.delivered.done():
             parcel.delivered.set_result(None)
         self._changed.set()
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Remove an unsent parcel; a sent one is repeated until it is acknowledged."""
+        """Remove an unsent parcel; a sent parcel is sent again until it is acknowledged."""
         if parcel not in self._sent and parcel in self._waiting:
             self._waiting.remove(parcel)
             self._changed.set()
 
     def rewind(self) -> None:
-        """After a loss of the connection, let unacknowledged parcels be sent again, before the rest."""
+        """Queue unacknowledged parcels again, before the others, after a loss of the connection."""
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._changed.set()
 
     async def drained(self) -> None:
-        """Wait until nothing is left."""
+        """Wait until the queue is empty."""
         while len(self):
             self._changed.clear()
             await self._changed.wait()
@@ -81,14 +81,14 @@ class Outbox:
         for parcel in (*self._sent, *self._waiting):
             if not parcel.delivered.done():
                 parcel.delivered.set_exception(error)
-                parcel.delivered.exception()  # possibly no task awaits it, which is no error
+                parcel.delivered.exception()  # retrieved, as possibly no task awaits it
         self._sent.clear()
         self._waiting.clear()
         self._changed.set()
 
 
 class QueueingBus(Bus):
-    """A bus whose messages of QoS 1 wait in an outbox until they are delivered."""
+    """A bus whose QoS 1 messages wait in an outbox until they are acknowledged."""
 
     client_id: str
     _outbox: Outbox

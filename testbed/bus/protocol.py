@@ -1,4 +1,4 @@
-"""The interface of every bus, independent of its transport: publish and subscribe."""
+"""The publish-subscribe interface of every bus, independent of its transport."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Handler = Callable[[str, bytes], Awaitable[None]]
 
 
 class BusError(TestbedError):
-    """The bus cannot be reached, refuses this client, or cannot take more."""
+    """The bus cannot be reached, refuses this client, or cannot accept more messages."""
 
 
 class FullError(BusError):
-    """Too many messages wait for the broker already; a later try may succeed."""
+    """Too many messages already wait for the broker; a later attempt may succeed."""
 
 
 class NoBrokerError(BusError):
@@ -41,8 +41,8 @@ class Message:
 class Presence:
     """The published presence of a client, on one topic.
 
-    `online` returns the payload for each new connection, also after a loss: the broker has published `lost` meanwhile.
-    `offline` is the payload of a clean close.
+    `online` returns the payload for each new connection, also after a loss, during which the broker has published
+    `lost` (the last will). `offline` is the payload of a clean close.
     """
 
     topic: str
@@ -53,7 +53,7 @@ class Presence:
 
 
 def check_size(topic: str, payload: bytes) -> None:
-    """Raise `BusError` for a message for which a broker would end every connection."""
+    """Raise `BusError` for a message so large that a broker would close the connection, again after each reconnect."""
     if len(payload) > MOST_MESSAGE_BYTES:
         raise BusError(f"{topic}: a message of {len(payload)} bytes: expected at most {MOST_MESSAGE_BYTES}")
 
@@ -61,9 +61,9 @@ def check_size(topic: str, payload: bytes) -> None:
 class Bus(Protocol):
     """A connection to the bus, open inside `async with`.
 
-    `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again. `on_lost`
-    is called whenever a connection has ended. `party` is the name of the controller whose certificate it shows, empty
-    without one.
+    `connected` is set while there is a connection; a bus reconnects by itself, and then subscribes again. `on_lost` is
+    called whenever a connection has ended. `party` is the name of the controller whose certificate the bus presents,
+    empty without one.
     """
 
     connected: asyncio.Event
@@ -79,17 +79,18 @@ class Bus(Protocol):
     async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
         """Send a message.
 
-        QoS 1: kept until the broker acknowledges it, over any number of connections; returns then. Messages leave in
-        the order of the calls. If the caller is cancelled before the message left, it never leaves. QoS 0: returns once
-        it left; a message without a connection is dropped, because it would be stale later. Raises `FullError` if too
-        much waits already, `BusError` if the bus is closed.
+        With QoS 1 the message is kept over any number of connections until the broker acknowledges it, and the call
+        returns then. Messages are sent in the order of the calls. If the caller is cancelled before the message was
+        sent, the message is never sent. With QoS 0 the call returns once the message was sent; without a connection it
+        is dropped, because it would be stale later. Raises `FullError` if too many messages wait already, `BusError` if
+        the bus is closed.
         """
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
-        """Have `handler(topic, payload)` awaited for each message that matches; return once the broker acknowledges.
+        """Await `handler(topic, payload)` for each message that matches; return once the broker acknowledges.
 
-        All handlers of a bus are called one at a time in the order of arrival: a slow one delays those behind it, and
-        one that waits for another message blocks forever. An exception in a handler is only logged. A message may come
-        twice (QoS 1), also because patterns overlap; retained ones come again after a new connection. Raises `BusError`
-        if the broker refuses.
+        All handlers of a bus are called one at a time in the order of arrival: a slow handler delays later messages,
+        and a handler that waits for another message blocks forever. An exception in a handler is only logged. A message
+        may be delivered twice (QoS 1), also because patterns overlap. Retained messages are delivered again after a
+        reconnection. Raises `BusError` if the broker refuses the subscription.
         """

@@ -1,6 +1,6 @@
 """Quotas on the bus: messages that one client may send, and that a broker queues for an absent or slow client.
 
-Mosquitto limits bytes and numbers of messages, but no rate: a controller limits that (`Bucket`).
+Mosquitto limits the bytes and the number of messages, but not their rate: a controller limits the rate (`Bucket`).
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST_MESSAGE_BYTES = 1 << 20  # the largest reply, a watch with the most samples, has nine tenths of it
+MOST_MESSAGE_BYTES = 1 << 20  # the largest reply, to a watch with the most samples, has nine tenths of this
 MOST_PACKET_BYTES = MOST_MESSAGE_BYTES + (1 << 10)  # a message with its topic and header
-MOST_QUEUED_MESSAGES = 20_000  # 100 nodes, a report per second each, for longer than a session outlives its client
+MOST_QUEUED_MESSAGES = 20_000  # one report per second of 100 nodes, for longer than a session outlives its client
 MOST_QUEUED_BYTES = 32 << 20  # per client
-MOST_BROKER_BYTES = 256 << 20  # of the whole broker: it drops the client whose packet would need more, or ends
-AGENT_SESSION_S = 3600.0  # for which the broker keeps the session of a client that vanished
+MOST_BROKER_BYTES = 256 << 20  # of the whole broker: beyond that it disconnects the packet's client, or ends
+AGENT_SESSION_S = 3600.0  # time for which the broker keeps the session of a disconnected client
 CONTROLLER_SESSION_S = 120.0
 
 
@@ -35,7 +35,7 @@ def mosquitto_quotas() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """At most `burst` messages at once and `per_s` per second after that; `bytes_s` are the bytes for each message."""
+    """At most `burst` messages at once, then `per_s` per second; a message counts as one per `message_bytes` bytes."""
 
     burst: float
     per_s: float
@@ -43,7 +43,7 @@ class Quota:
 
 
 class Bucket:
-    """A quota in use (token bucket), refilled by the clock `now_s`."""
+    """Token bucket of a quota, refilled by the clock `now_s`."""
 
     def __init__(self, quota: Quota, now_s: Callable[[], float]) -> None:
         self._quota = quota

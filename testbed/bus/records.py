@@ -16,7 +16,7 @@ from testbed.errors import TestbedError, printable
 
 
 class BadRecordError(TestbedError):
-    """A payload that is no valid record of its type; `topic` is its source."""
+    """A payload is not a valid record of its type; `topic` is its source."""
 
     def __init__(self, topic: str, reason: str) -> None:
         self.topic = printable(topic)
@@ -25,7 +25,7 @@ class BadRecordError(TestbedError):
 
 
 class OtherProtocolError(BadRecordError):
-    """A record of a protocol that this side cannot read; `protocol` and `release` identify it."""
+    """A record has a protocol that this side cannot read; `protocol` and `release` identify it."""
 
     def __init__(self, topic: str, protocol: int, release: object) -> None:
         self.protocol = protocol
@@ -46,7 +46,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 def make_printable(struct: msgspec.Struct, *fields: str) -> None:
     """Make texts of a struct, and those in its tuples and tables, single lines of bounded length without control codes.
 
-    For `__post_init__`: a node's texts reach screens, logs and reports on every path.
+    `__post_init__` calls this, because texts of a node reach screens, logs and reports on several paths.
     """
     for name in fields:
         value = getattr(struct, name)
@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 def convert(plain: object, kind: type[T]) -> T:
-    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may send anything."""
+    """Read a part of a reply's result as `kind`, or raise `BadRecordError`, because an agent may send any value."""
     try:
         return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -97,7 +97,7 @@ class _Version(msgspec.Struct):
 def decode(kind: type[R], payload: bytes | str, topic: str = "?", *, any_protocol: bool = False) -> R:
     """Read a record from any bytes, or raise `BadRecordError` with the reason.
 
-    A record of a newer protocol is an `OtherProtocolError`, or with `any_protocol` read as far as it can be.
+    A record of a newer protocol raises `OtherProtocolError`; with `any_protocol` its known fields are read.
     """
     try:
         found = msgspec.json.decode(payload, type=_Version)

@@ -1,4 +1,4 @@
-"""Commands over the bus, the controller's side: send, make sure of the arrival, wait for the reply."""
+"""Request and reply over the bus, the controller's side: send commands, repeat them, and wait for replies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CANCEL_DEADLINE_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
 _REMEMBERED = 10_000  # ids of commands
 _MOST_NODES = 10_000  # with a count of unexpected replies
-_REPLIES = Quota(2000, 250, 1 << 16)  # of one node; the largest, of a watch, counts as fifteen
+_REPLIES = Quota(2000, 250, 1 << 16)  # of one node; the largest reply, that to a watch, counts as fifteen
 _MOST_STRANGE = 100  # unexpected replies per node; late replies to an earlier controller of the same name are no attack
 
 _log = logging.getLogger(__name__)
 
 
 class CommandError(TestbedError):
-    """A command was not done. `reply` is the agent's last reply, None without one; it may have the failure's code."""
+    """A command was not done. `reply` is the agent's last reply, None without one; `failure_code` is its code."""
 
     def __init__(self, node: str, action: AnyAction, reason: str, reply: Reply | None = None) -> None:
         self.node = node
@@ -41,40 +41,42 @@ class CommandError(TestbedError):
 
 
 class CommandFailedError(CommandError):
-    """The agent answered that it failed, was cancelled, or was refused; `reply` has the status."""
+    """The agent replied that the command failed, was cancelled, or was refused; `reply` has the status."""
 
 
 class NoAnswerError(CommandError):
-    """The agent does not acknowledge. The effect of the command, if any, is unknown."""
+    """The agent does not acknowledge the command. The effect of the command, if any, is unknown."""
 
 
 class DeadlineError(CommandError):
-    """The command was not done in time. The agent gave it up, or was sent a Cancel."""
+    """The command was not done in time. The agent has aborted it, or was sent a Cancel."""
 
 
 class Reach(Protocol):
-    """The connection to the nodes, as known from their other messages."""
+    """Reachability of the nodes, as known from their other messages."""
 
     async def reachable(self, node: str) -> None:
         """Return once commands can be expected to reach a node; raises `TestbedError` if they cannot."""
 
     def heard(self, node: str) -> int:
-        """Return the number of messages from a node so far, without answers."""
+        """Return the number of messages from a node so far, without replies."""
 
 
 class Requester:
     """Sends commands to nodes and waits for their replies; open inside `async with`.
 
     `lease` returns the token in force. A command that is not acknowledged within `ack_timeout_s` is sent again under
-    the same id, `tries` times in all; one that runs is sent again every `ask_again_s`, which detects a dead agent long
-    before the deadline and recovers a lost reply. Agents execute each id once. `on_round_trip(node, seconds)` is called
-    with the time from publishing a command to the agent's first reply. It is not called for a command that was sent
-    again, as the reply cannot be matched to one of the sends. Each node has a reply topic of its own.
-    `on_bad_reply(node, kind, text)` is called for a message that is no reply of the addressed node, for many replies to
-    commands that were never sent, and for more replies than a node has reason to send.
+    the same id, `tries` times in all. A command that runs is sent again every `ask_again_s`, which detects a dead agent
+    long before the deadline and recovers a lost reply. Agents execute each id once. Each node has a reply topic of its
+    own.
 
-    With a `reach`, tries during a node's complete silence do not count and are not taken from the deadline: `reach`
-    decides how long to wait for a silent node.
+    `on_round_trip(node, seconds)` is called with the time from publishing a command to the agent's first reply. A
+    command that was sent again is left out, because the reply cannot be matched to one of the sends.
+    `on_bad_reply(node, kind, text)` is called for a message that is not a reply of the addressed node, for many replies
+    to commands that were never sent, and for more replies than a node has reason to send.
+
+    With a `reach`, tries during a node's complete silence do not count, and their time is added to the deadline:
+    `reach` decides how long to wait for a silent node.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Requester:
                 task.cancel()
 
     async def call(self, node: str, action: AnyAction, deadline_s: float) -> Reply:
-        """Have `node` do `action` and return its reply, which is `done`.
+        """Send `action` to `node`, and return the final reply, which has the status `done`.
 
         The agent has `deadline_s` from the arrival of the command. Raises `CommandFailedError`, `NoAnswerError` or
         `DeadlineError`. When the caller is cancelled, or no answer came, the agent is sent a Cancel.
@@ -225,7 +227,7 @@ class Requester:
         try:
             await self._bus.publish(node_topic(self._lab, node, "command"), encode(command))
         except BusError as error:
-            _log.warning("%s: cannot tell it to give up a command: %s", node, error)
+            _log.warning("%s: cannot send it the Cancel of a command: %s", node, error)
 
     async def _take(self, topic: str, payload: bytes) -> None:
         node = replier_of(topic)
@@ -248,7 +250,7 @@ class Requester:
             self.on_bad_reply(node, ActKind.BAD_MESSAGE, str(error))
             return
         if waiting is None or not asked == node == reply.node:
-            what = f"a reply of {shown(reply.node, 40)} to a command that {asked or 'nobody'} was given"
+            what = f"a reply of {shown(reply.node, 40)} to a command that was sent to {asked or 'no node'}"
             self.on_bad_reply(node, ActKind.FALSE_REPORT, what)
             return
         waiting.put_nowait(reply)
@@ -258,7 +260,7 @@ class Requester:
         if node in self._strange or len(self._strange) < _MOST_NODES:
             count = self._strange[node] = self._strange.get(node, 0) + 1
             if count > _MOST_STRANGE:
-                what = f"{count} replies to commands that this controller never gave"
+                what = f"{count} replies to commands that this controller never sent"
                 self.on_bad_reply(node, ActKind.BAD_MESSAGE, what)
 
 

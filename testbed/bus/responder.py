@@ -1,4 +1,4 @@
-"""Commands over the bus, the agent's side: acknowledge, execute each once, answer."""
+"""Request and reply over the bus, the agent's side: acknowledge commands, execute each once, and reply."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from testbed.bus.topics import is_reply_topic, node_topic
 from testbed.bus.version import PROTOCOL, other_controller
 from testbed.errors import FailureCode, TestbedError, shown
 
-MOST_PENDING_REPLIES = 1000  # waiting for the broker: a tenth of a bus's queue, so that events have room
+MOST_PENDING_REPLIES = 1000  # waiting for the broker: a tenth of a bus's queue, which leaves the rest to events
 MOST_PENDING_BYTES = 16 << 20
 _CLOSE_TIMEOUT_S = 2.0
-_HONEST_REPEATS = 4  # of an answered command: a controller without an answer gives up after this many tries
+_HONEST_REPEATS = 4  # of an answered command: a controller without a reply gives up after this many tries
 _REPEATS_KEPT = 1000  # ids of answered commands that were repeated
 _AGENT_ENDS = "interrupted: the agent is ending", FailureCode.NODE_LOST.value
 
@@ -49,7 +49,7 @@ class _Run:
     cancelled: bool = False
 
     def interrupt(self) -> None:
-        """Cancel the handler; if it has not begun, the task detects that and still answers."""
+        """Cancel the handler; a task whose handler has not begun detects this and still replies."""
         if self.task is not None and self.handling:
             self.task.cancel()
 
@@ -57,14 +57,14 @@ class _Run:
 class Responder:
     """Executes the commands sent to one node; open inside `async with`.
 
-    `handle(action)` does one and returns its result; it runs as a task of its own, so commands run concurrently, begun
-    in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel (`cancelled`); a
-    `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it. `refuse(command)`
-    returns why a command must not be done (its lease), or None. Refused and unreadable commands are noted in `acts`.
-    Closing cancels running commands.
+    `handle(action)` executes one command and returns its result. Each call is a task of its own, so commands run
+    concurrently; they begin in the order of arrival. The task is cancelled at the command's deadline (`expired`) or by
+    a Cancel (`cancelled`). A `TestbedError` gives text and code of a reply `failed`. Cancel itself is not passed to
+    `handle`. `refuse(command)` returns why a command must not be executed (its lease), or None. Refused and unreadable
+    commands are noted in `acts`. Closing cancels running commands.
 
-    At most 1000 replies and 16 MiB of them wait for the broker. Further ones are lost, counted in `lost_replies`, and
-    kept in the journal, so that a repeated command gets its reply.
+    At most 1000 replies and 16 MiB of them wait for the broker. Further replies are not sent, are counted in
+    `lost_replies`, and are kept in the journal, so that a repeated command gets its reply.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Responder:
 
     async def _take(self, topic: str, payload: bytes) -> None:
         if not self._open:
-            return  # not acknowledged: its sender will detect that
+            return  # the sender detects the missing acknowledgement
         try:
             command = decode(Command, payload, topic)
         except BadRecordError as error:
@@ -126,12 +126,12 @@ class Responder:
                 self._answer(envelope.reply_to, self._reply(id=envelope.id, status="rejected", error=reason))
             return
         if not is_reply_topic(self._lab, command.reply_to, self._node):
-            self._suspect(f"command {shown(command.id, 40)} wants its reply on {shown(command.reply_to, 80)}: ignored")
+            self._suspect(f"command {shown(command.id, 40)} with reply_to = {shown(command.reply_to, 80)}: ignored")
             return
         self._answer(command.reply_to, self._receive(command))
 
     def _receive(self, command: Command) -> Reply:
-        """Begin a new command, and return the immediate reply."""
+        """Start a new command, and return the immediate reply."""
         answered = self._journal.get(command.id)
         if answered is not None:
             self._repeated(command)
@@ -158,7 +158,7 @@ class Responder:
         count = self._repeats[command.id] = self._repeats.get(command.id, 0) + 1
         if count > _HONEST_REPEATS:
             tag = command.action.__struct_config__.tag
-            self._suspect(f"{tag} {shown(command.id, 40)} came again {count} times after its answer: not done again")
+            self._suspect(f"{tag} {shown(command.id, 40)} was repeated {count} times after its answer: not executed")
 
     def _suspect(self, what: str) -> None:
         self._acts.note(self._node, ActKind.REFUSED_COMMAND, what)
@@ -168,7 +168,7 @@ class Responder:
         if run is not None:
             run.cancelled = True
             run.interrupt()
-        elif self._journal.get(target) is None:  # the command is late, or was never sent: it must not begin
+        elif self._journal.get(target) is None:  # a command that arrives after its Cancel must not begin
             self._journal.finish(self._reply(id=target, status="cancelled", error="cancelled before it began"))
         return self._reply(id=command_id, status="done", result={"running": run is not None})
 
@@ -186,7 +186,7 @@ class Responder:
         self._answer(command.reply_to, reply)
 
     async def _ending(self, command: Command, run: _Run) -> Reply:
-        """Do a command, and return how it ended."""
+        """Execute a command, and return its final reply."""
         deadline = asyncio.timeout(command.deadline_s)
         run.handling = True
         try:
@@ -205,7 +205,7 @@ class Responder:
             result = error.result() if isinstance(error, NoRoomError) else {}
             code = error.failure_code.value if error.failure_code else ""
             return self._reply(id=command.id, status="failed", error=str(error), result=result, code=code)
-        except Exception as error:  # noqa: BLE001  a mistake in a driver must not end the agent
+        except Exception as error:  # noqa: BLE001  a bug in a driver must not end the agent
             if deadline.expired():
                 return self._reply(id=command.id, status="expired", error=f"not done within {command.deadline_s:g} s")
             _log.exception("command %s: %s failed", command.id, type(command.action).__name__)
@@ -215,14 +215,14 @@ class Responder:
 
     def _answer(self, reply_to: str, reply: Reply) -> None:
         if not is_reply_topic(self._lab, reply_to, self._node):
-            self._suspect(f"no answer to {shown(reply.id, 40)}: {shown(reply_to, 80)} is no topic of replies")
+            self._suspect(f"no reply to {shown(reply.id, 40)}: {shown(reply_to, 80)} is not a topic of replies")
             return
         payload = encode(reply)
         full = self._pending_bytes + len(payload) > MOST_PENDING_BYTES and self._sending
         if full or len(self._sending) >= MOST_PENDING_REPLIES:
             self._lose(reply.id, f"{len(self._sending)} replies wait for the broker already")
             return
-        # Not awaited: an answer may wait long for the broker, and commands continue meanwhile. Order is kept.
+        # Not awaited: a reply may wait long for the broker, and commands continue meanwhile. The order is kept.
         self._pending_bytes += len(payload)
         task = asyncio.create_task(self._publish(reply_to, reply.id, payload), name=f"reply {reply.id}")
         self._sending.add(task)
@@ -239,7 +239,7 @@ class Responder:
             self._lose(reply_id, str(error))
 
     def _lose(self, reply_id: str, why: str) -> None:
-        """Count a reply that is lost, and log one each time that their number has doubled."""
+        """Count a lost reply, and log one each time that their number has doubled."""
         self.lost_replies += 1
         if not self.lost_replies & (self.lost_replies - 1):
             _log.warning("%s: reply to %s lost, %d by now: %s", self._node, shown(reply_id, 40), self.lost_replies, why)

@@ -1,4 +1,4 @@
-"""Results of finished jobs and the verdicts of their verification: records of controller and agents."""
+"""Results of finished jobs and the verdicts of their verification, exchanged by controller and result checker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Verdicts:
-    """The number of jobs with the right result; the wrong and the unchecked ones, with the reason."""
+    """The number of jobs with a right result, and the jobs with a wrong or unchecked result, with the reason."""
 
     right: int = 0
     wrong: dict[int, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Verdicts:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The input of `python -m node_agent.result_checks`, as JSON; it prints `Verdicts`."""
+    """The input of `python -m node_agent.result_checks`, as JSON; that program prints `Verdicts`."""
 
     claims: tuple[Claim, ...]
     budget_s: float

@@ -1,7 +1,7 @@
-"""Suspicious acts: acts in a node's name that no honest node commits; counted, and reported together.
+"""Suspicious acts: acts in a node's name that no honest node commits; they are counted, and reported in groups.
 
-An attacker chooses how often it acts, so one report covers all acts since the last. The first comes at once, the next a
-second later at the earliest; while acts go on, the pauses grow to ten seconds.
+An attacker chooses the rate of its acts, so one report covers all acts since the last report. The first report is made
+at once, the next a second later at the earliest. While acts continue, the pauses double up to ten seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_KEYS = 1000  # nodes and kinds between two reports
 _SHOWN = 3
 FILE = "suspicious-acts.jsonl"  # in the work folder of an agent
 _MOST_FILE_BYTES = 1 << 20
-SOMEBODY = "somebody"  # an unidentified node, as several may write to that topic
+SOMEBODY = "somebody"  # an unidentified node, as several clients may write to that topic
 
 _log = logging.getLogger(__name__)
 
@@ -59,12 +59,12 @@ MEANINGS = {
     ActKind.REFUSED_CONNECTION: "a connection that the broker, or the image server of an agent, did not let in",
     ActKind.REFUSED_IMAGE: "a request for a saved guest without a ticket for it",
 }
-"""What each kind means, for people."""
+"""The meaning of each kind, as a text for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """`count` acts of one kind: the last at Unix time `unix_s`, with `what` was done then."""
+    """`count` acts of one kind by a node; `what` describes the last, at Unix time `unix_s`."""
 
     node: str
     kind: ActKind
@@ -78,14 +78,14 @@ class Act:
 
 
 def told(acts: Sequence[Act]) -> str:
-    """Return one line for a person that names the nodes and the kinds, the most frequent first."""
+    """Return one line for people with the nodes and the kinds of acts, the most frequent first."""
     most = sorted(acts, key=lambda act: -act.count)
     more = f"; and {len(most) - _SHOWN} more" if len(most) > _SHOWN else ""
     return "suspicious: " + "; ".join(map(str, most[:_SHOWN])) + more
 
 
 def plain(acts: Iterable[Act]) -> list[dict[str, object]]:
-    """Return acts in their journal form."""
+    """Return acts as plain data for the journal."""
     return [
         {"node": act.node, "kind": act.kind.value, "what": act.what, "unix_s": round(act.unix_s, 3), "count": act.count}
         for act in acts
@@ -93,12 +93,12 @@ def plain(acts: Iterable[Act]) -> list[dict[str, object]]:
 
 
 def warn(acts: Sequence[Act]) -> None:
-    """Report acts to the log."""
+    """Log acts as a warning."""
     _log.warning("%s", told(acts))
 
 
 class ActLog:
-    """Collects acts and hands them to `report`, at once or after a pause, which doubles as long as acts go on.
+    """Collects acts and passes them to `report`, at once or after a pause, which doubles while acts continue.
 
     Without a running loop, acts that are held back wait for the next act or for `flush`.
     """
@@ -130,7 +130,7 @@ class ActLog:
         self.counts[key] = self.counts.get(key, 0) + 1
         wait_s = 0.0 if self._next_s is None else self._next_s - self._now_s()
         if wait_s <= 0:
-            self._pause_s = FIRST_PAUSE_S  # no act during a whole pause
+            self._pause_s = FIRST_PAUSE_S  # there was no act during a whole pause
             self.flush()
         elif self._timer is None:
             with contextlib.suppress(RuntimeError):  # no loop runs
@@ -149,14 +149,14 @@ class ActLog:
 
 
 class ActFile:
-    """Acts in a file, one JSON object per line: the newest MiB at least, and two at most."""
+    """A rotated file of acts, one JSON object per line, which keeps at least the newest MiB and at most two."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._older = path.with_name(path.name + ".1")
 
     def append(self, acts: Sequence[Act]) -> None:
-        """Add acts; a file that cannot be written loses them, which is logged."""
+        """Append acts; if the file cannot be written, the acts are lost, which is logged."""
         try:
             if self.path.exists() and self.path.stat().st_size > _MOST_FILE_BYTES:
                 self.path.replace(self._older)
@@ -175,7 +175,7 @@ class ActFile:
 
 
 def acts_in(lines: Iterable[bytes]) -> list[Act]:
-    """Return the acts of lines that have one each; other lines are skipped."""
+    """Return the acts of lines with one JSON object each; invalid lines are skipped."""
     found = []
     for line in lines:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -184,7 +184,7 @@ def acts_in(lines: Iterable[bytes]) -> list[Act]:
 
 
 def summed(acts: Iterable[Act]) -> list[Act]:
-    """Return one act for each node and kind, in the order of time: the last, with the count of all."""
+    """Return one act per node and kind, in the order of time: the last act, with the sum of the counts."""
     last: dict[tuple[str, ActKind], Act] = {}
     for act in acts:
         key = act.node, act.kind
@@ -198,7 +198,7 @@ def summed(acts: Iterable[Act]) -> list[Act]:
 
 
 class SuspiciousError(TestbedError):
-    """A message that is not accepted; `kind` is the reason."""
+    """A message was not accepted; `kind` is the reason."""
 
     def __init__(self, kind: ActKind, what: str) -> None:
         self.kind = kind

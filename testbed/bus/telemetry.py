@@ -1,4 +1,4 @@
-"""Records of a node's and its guests' usage, as agents report them every second."""
+"""Telemetry: samples of the resource usage of a node and its guests, which agents publish every second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.bus.limits import MOST_AMOUNT
 from testbed.bus.messages import Record, Value, convert, make_printable
 from testbed.bus.numbers import Amount, Count, DiskSpace
 
-MOST_WAITS = 1024  # ranks of a job whose waits are told
+MOST_WAITS = 1024  # ranks of a job whose waits are reported
 Waits = Annotated[tuple[Amount, ...], msgspec.Meta(max_length=MOST_WAITS)]
 MOST_GIVERS = MOST_WAITS + 1  # of a guest's shares: ranks of its job, and the job's bank
 
@@ -22,8 +22,8 @@ class Supersteps(Value, frozen=True):
     """Iterations of one guest: computing, then exchanging messages with the other members of its job.
 
     `steps`, `compute_s` and `comm_s` count from the job's first iteration, over all lives of the guest; `longest_s` is
-    the longest iteration since the last sample. Time for which the guest was held or saved is in none of them: it is
-    part of the rescheduling penalty.
+    the longest iteration since the last sample. None of them includes time for which the guest was held or saved, which
+    is part of the rescheduling penalty.
     """
 
     steps: Count
@@ -33,7 +33,7 @@ class Supersteps(Value, frozen=True):
 
 
 class BankSample(Value, frozen=True):
-    """The bank of a job's shares, in cores: what it has, and what it has taken from each guest so far."""
+    """The bank of a job's shares, in cores: its balance, and the shares that it has taken from each guest so far."""
 
     share_cores: SharesInCores
     taken_cores: Taken = msgspec.field(default_factory=dict)
@@ -53,7 +53,7 @@ class NeedSample(Value, frozen=True):
 
 
 class ExchangeCounts(Value, frozen=True):
-    """Messages of the exchange of shares that an agent has sent to others and received from them, since it started."""
+    """Messages about shares that an agent has sent to other agents and received from them since its start."""
 
     sent: Count
     received: Count
@@ -62,16 +62,20 @@ class ExchangeCounts(Value, frozen=True):
 class GuestSample(Value, frozen=True):
     """Usage and progress of one guest, as read by the agent; `supersteps` is None if the guest does not report them.
 
-    `cap_cores` is the cap in force as read back for this very sample: all that the guest can use while it has none,
-    None if it could not be read. `wanted_cores` is the requested cap. Agents before the latter was added sent it as
-    `cap_cores`, which is corrected here: the cap in force there is unknown. `share_cores` is the share in force of a
-    guest that has one, read back in the same way. `waits_s` is for how long a rank has waited for messages of each rank
-    of its job, since it began; empty where that is not known. `guessed_waits_s` is a guess of that by what is seen from
-    outside the guest, since it is watched. `taken_cores` are the shares that the guest has taken from each other guest
-    of its job, and from the job's bank (`testbed.shares.node.BANK`), in this life of the job; `bank` is that bank, if
-    it is at the guest's node and the guest is the job's first. `throttled_s` is the time for which its cap has
-    throttled the guest on this node, None if the node does not measure that. `need` is the estimated CPU need of a
-    guest with `GuestSpec.watch_s`, None before the first window is complete.
+    `cap_cores` is the cap in force as read back for this sample. A guest without a cap has the most that it can use
+    there; None means that the cap could not be read. `wanted_cores` is the requested cap. Agents before `wanted_cores`
+    was added sent the requested cap as `cap_cores`; such a sample is corrected here, with an unknown cap in force.
+    `throttled_s` is the time for which the cap has throttled the guest on this node, None if the node does not measure
+    that.
+
+    `share_cores` is the share in force of a guest that has one, read back in the same way. `taken_cores` are the shares
+    that the guest has taken from each other guest of its job, and from the job's bank (`testbed.shares.node.BANK`), in
+    this life of the job. `bank` is that bank, if it is on the guest's node and the guest is the job's first.
+
+    `waits_s` is the time for which a rank has waited for messages of each rank of its job since its start; empty if
+    that is unknown. `guessed_waits_s` is an estimate of the same times from outside the guest, by its CPU use and its
+    network traffic, since the estimation began. `need` is the estimated CPU need of a guest with `GuestSpec.watch_s`,
+    None before the first window is complete.
     """
 
     guest: str
@@ -110,15 +114,16 @@ class Telemetry(Record, frozen=True):
     """Node and guests, once per second.
 
     Samples of one `boot` (life of the agent) are published in the order of `mono_ns`, the node's monotonic clock when
-    they were taken; samples that waited for the bus come afterwards, marked `late`, and may come twice. `dropped`
-    counts the samples of this boot that were discarded, as too many waited. `refused` counts messages of this boot that
-    could not be sent at once, as too much waited for the broker: replies, which are lost until they are requested
-    again, and events, which are sent later. `core_units_per_s` is the speed of a core, by a short probe; 0 if that was
-    not measured. `image_free_mib` is the room for images where the node keeps them, or the rest of its budget if that
-    is less; saves in progress count once they are complete. None if nothing limits it, or if the agent does not report
-    it. `clock` identifies that monotonic clock, as in `NodeStatus`. `exchange` counts messages about shares; None if no
-    guests of this node have exchanged any. `daemons_cpu_s` is the CPU time of the daemons that serve the node's guests,
-    such as its libvirtd, since they started.
+    they were taken. `clock` identifies that clock, as in `NodeStatus`. Samples that waited for the bus arrive
+    afterwards, marked `late`, and may arrive twice. `dropped` counts the samples of this boot that were discarded
+    because too many waited. `refused` counts messages of this boot that could not be sent at once because too many
+    waited for the broker: replies, which are lost until they are requested again, and events, which are sent later.
+
+    `core_units_per_s` is the speed of a core by a short probe, 0 if it was not measured. `image_free_mib` is the free
+    space of the node's image store, or the rest of its budget if that is less. Saves in progress count once they are
+    complete. The value is None without a limit, or if the agent does not report it. `exchange` counts messages about
+    shares, None if no guests of this node have exchanged any. `daemons_cpu_s` is the CPU time of the daemons that serve
+    the node's guests, such as its libvirtd, since they started.
     """
 
     node: str
@@ -143,5 +148,5 @@ class Telemetry(Record, frozen=True):
     daemons_cpu_s: Amount = 0.0
 
     def __post_init__(self) -> None:
-        """Make what a person reads printable."""
+        """Make texts that people read printable."""
         make_printable(self, "node", "boot", "clock")

@@ -1,7 +1,7 @@
-"""TLS 1.3 with certificates at both ends, from a party's folder (described in `testbed.lab.secure.authority`).
+"""Mutual TLS 1.3, with the certificates of a party's folder (described in `testbed.lab.secure.authority`).
 
-Beside each file of trusted authorities, such as ca.pem, there is a list of revoked certificates, ca.crl, which are
-refused. A changed list is read again for the next connection.
+Beside each file of trusted authorities, such as ca.pem, there is a certificate revocation list (CRL), such as ca.crl.
+A changed list is read again for the next connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class ListedContext(ssl.SSLContext):
-    """A context for connections with parties of a lab; see `follow`.
+    """A TLS context that reads its revocation list again when the file has changed; see `follow`.
 
     A new list applies from the next connection on, without a restart of the process.
     """
@@ -29,7 +29,7 @@ class ListedContext(ssl.SSLContext):
     _read: tuple[int, int, int] | None = None
 
     def follow(self, path: Path) -> None:
-        """Refuse from now on certificates on the list at `path`, if it exists; raises `UserError` if it is invalid."""
+        """Refuse certificates on the list at `path` from now on; raises `UserError` for an existing, invalid list."""
         self._path = path
         if not path.exists():
             return
@@ -57,7 +57,7 @@ class ListedContext(ssl.SSLContext):
         except FileNotFoundError:
             return  # the last list that was read stays in force
         except (OSError, ssl.SSLError) as error:
-            _log.warning("%s: cannot be read, the list before it goes on counting: %s", self._path, error)
+            _log.warning("%s: cannot be read, the previous list stays in force: %s", self._path, error)
 
     def _load(self) -> None:
         if self._path is None:
@@ -74,16 +74,17 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 def tls_folder(given: Path | None) -> Path | None:
-    """Return the folder of our certificate: the given one, or that of the environment variable, if any."""
+    """Return the folder of our certificate: the given one, else that of the environment variable, else None."""
     named = os.environ.get(FOLDER_VARIABLE)
     folder = given or (Path(named) if named else None)
     return folder.expanduser() if folder else None
 
 
 def client_context(folder: Path | None, trusts: str = "ca.pem") -> ssl.SSLContext:
-    """Return the context for connections to parties with a certificate of an authority in the file `trusts`.
+    """Return the TLS client context that trusts the authorities in the file `trusts`.
 
-    Without a folder that is any authority that this machine trusts, and we show no certificate. Raises `UserError`.
+    Without a folder the context trusts the authorities of this machine, and presents no certificate. Raises
+    `UserError`.
     """
     if folder is None:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
@@ -95,7 +96,7 @@ def client_context(folder: Path | None, trusts: str = "ca.pem") -> ssl.SSLContex
 
 
 def server_context(folder: Path, trusts: str = "peers.pem") -> ssl.SSLContext:
-    """Return the context to accept parties with a certificate of an authority in the file `trusts`."""
+    """Return the TLS server context that requires a client certificate of an authority in the file `trusts`."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, folder / trusts)
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0  # a resumed session is not checked against the revocation list
@@ -113,7 +114,7 @@ def _context(protocol: int, trusted: Path) -> ListedContext:
             f"{FOLDER_VARIABLE}"
         ) from None
     except (OSError, ssl.SSLError) as error:
-        raise UserError(f"{trusted}: expected certificates of who is trusted: {error}") from None
+        raise UserError(f"{trusted}: expected the certificates of trusted authorities: {error}") from None
     context.follow(trusted.with_suffix(".crl"))
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context

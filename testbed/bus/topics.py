@@ -1,4 +1,4 @@
-"""Names of topics: `testbed/v1/<lab>/…`, built from checked names and read back."""
+"""MQTT topics `testbed/v1/<lab>/…`: built from checked names, and parsed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from testbed.errors import UserError
 
 ANY = "+"
-CLIENT_PREFIX = "dfrs."  # begins every client id: no node's name has it, as names of nodes have no dot
+CLIENT_PREFIX = "dfrs."  # of every client id: no node's name can begin with it, as names of nodes have no dot
 
 NodeKind = Literal["status", "telemetry", "command", "event", "exchange"]
 
@@ -20,7 +20,7 @@ _REPLY = re.compile(rf"testbed/v1/({_NAME.pattern})/controller/({_NAME.pattern})
 
 
 def check_name(what: str, name: str) -> str:
-    """Return `name` if it may stand in a topic, or raise `UserError`; `what` is what it names (lab, node)."""
+    """Return `name` if it is allowed in a topic, else raise `UserError`; `what` is the kind of name (lab, node)."""
     if not _NAME.fullmatch(name):
         raise UserError(f"{what} = {name!r}: expected 1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit")
     return name
@@ -50,7 +50,7 @@ def releaser_of(topic: str) -> str:
 
 
 def readable_by(lab: str, node: str) -> tuple[str, ...]:
-    """Return all subscriptions of an agent: its commands, the exchange of shares, the lease, and the ends of leases."""
+    """Return all subscriptions of an agent: its commands, messages about shares, the lease, and releases of leases."""
     check_name("node", node)
     own = node_topic(lab, node, "command"), node_topic(lab, node, "exchange")
     return *own, lease_topic(lab), release_topic(lab, ANY)
@@ -74,7 +74,7 @@ def node_of(topic: str) -> str | None:
 
 
 def is_reply_topic(lab: str, topic: str, node: str) -> bool:
-    """Whether a controller of `lab` gets replies of `node` on `topic`: its agent publishes answers on no other topic.
+    """Whether `topic` is a controller's topic for replies of `node`: the agent publishes replies on no other topic.
 
     A controller of protocol 2 had one topic for the replies of all nodes; the error about the protocol is published
     there.
@@ -90,16 +90,16 @@ def replier_of(topic: str) -> str:
 
 
 def never_retained(topic: str) -> bool:
-    """Whether no message on `topic` is ever retained: of our topics, only status and lease have retained ones."""
+    """Whether `topic` never has retained messages; of our topics, only status and lease have them."""
     return bool(_FLEETING.fullmatch(topic) or _REPLY.fullmatch(topic))
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether a subscription to `pattern` (with `+` and a final `#`) gets what is published on `topic`."""
+    """Whether a subscription to `pattern` (with `+` and a final `#`) matches `topic`."""
     if pattern == topic:
         return True
     if topic.startswith("$") and pattern[:1] in {"+", "#"}:
-        return False  # [MQTT-4.7.2-1] wildcards leave the broker's own topics alone
+        return False  # [MQTT-4.7.2-1] wildcards do not match the broker's own topics
     wanted, found = pattern.split("/"), topic.split("/")
     if wanted[-1] == "#":
         wanted.pop()

@@ -1,4 +1,4 @@
-"""Who talks to whom: the communication patterns of a bulk-synchronous job, as rank r's neighbours among n ranks."""
+"""Communication topologies of bulk-synchronous jobs: the neighbours of each rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import math
 
 
 def grid(ranks: int) -> tuple[int, int]:
-    """Return rows and columns of the squarest full grid, rows <= columns; rank r is at (r // columns, r % columns)."""
+    """Return rows and columns of the full grid nearest to a square; rank r is at (r // columns, r % columns).
+
+    There are at most as many rows as columns.
+    """
     rows = max(divisor for divisor in range(1, math.isqrt(ranks) + 1) if ranks % divisor == 0)
     return rows, ranks // rows
 
@@ -22,7 +25,7 @@ def children(rank: int, ranks: int) -> tuple[int, ...]:
 
 
 def subtree(rank: int, ranks: int) -> tuple[int, ...]:
-    """Return all ranks at and below one in the reduction tree."""
+    """Return a rank and all its descendants in the reduction tree."""
     found = [rank]
     for member in found:
         found.extend(children(member, ranks))
@@ -30,7 +33,10 @@ def subtree(rank: int, ranks: int) -> tuple[int, ...]:
 
 
 def neighbours(topology: str, rank: int, ranks: int) -> tuple[int, ...]:
-    """Return the ranks that `rank` exchanges messages with in each iteration, in order; symmetric, never itself."""
+    """Return the sorted ranks with which `rank` exchanges messages in each iteration, without itself.
+
+    The relation is symmetric.
+    """
     if topology == "all-to-all":
         near = set(range(ranks))
     elif topology == "tree":
@@ -48,6 +54,6 @@ def neighbours(topology: str, rank: int, ranks: int) -> tuple[int, ...]:
 
 
 def _steps(place: int, length: int, *, wraps: bool) -> set[int]:
-    """Return the places one step away on a line or a circle."""
+    """Return the positions one step away on a line or, if it `wraps`, on a ring."""
     both = {place - 1, place + 1}
     return {other % length for other in both} if wraps else {other for other in both if 0 <= other < length}

@@ -1,7 +1,7 @@
-"""The protocol of this release on the bus, and messages about a party with another one.
+"""Version of the bus protocol in this release, and error messages about a party with another version.
 
-The protocol is an integer. An incompatible change increments it; a new field with a default does not, as readers ignore
-unknown fields. Controller and agents work together only with the same protocol.
+The protocol version is an integer. An incompatible change increments it; a new field with a default does not, as
+readers ignore unknown fields. Controller and agents work together only with the same protocol.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a planned action is about: the images that it reads or writes, and the nodes that it needs."""
+"""Images that a planned action reads or writes, and nodes that it needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testbed.control.planner import PlannedAction, Verb
 
 
 def then_to(actions: Sequence[PlannedAction], index: int) -> tuple[int, ...] | None:
-    """Return the nodes to which a plan's save at this index transfers its images, None if they stay."""
+    """Return the nodes to which the plan transfers the images of its save at this index, None if it does not."""
     moves = (action.nodes for action in actions if action.verb is Verb.TRANSFER and index in action.after)
     return next(moves, None)
 
@@ -25,7 +25,7 @@ def images_of(live: LiveJob, action: PlannedAction) -> tuple[str, ...]:
 
 
 def touched(live: LiveJob, action: PlannedAction) -> set[int]:
-    """Return the nodes that an action commands, or takes images or guests from."""
+    """Return the nodes that an action commands, and the source nodes of its images or guests."""
     state = live.state
     sources = state.saved_on if action.verb in (Verb.TRANSFER, Verb.RESTORE) else state.running_on
     return {*action.nodes, *(sources or ())}

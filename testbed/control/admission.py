@@ -58,7 +58,7 @@ def check_events(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> Non
 
 
 def check_disk(path: Path, scenario: Scenario) -> None:
-    """Raise `UserError` if this machine has less memory than one of its nodes, or no room for their images.
+    """Raise `UserError` if this machine has less memory than one of its nodes, or too little disk space for images.
 
     Images need twice the nodes' memory: the source of a transfer is kept until its copy has made progress.
     """
@@ -83,7 +83,7 @@ def check_nodes(
 ) -> None:
     """Raise `UserError` unless the nodes, by name, are alike and can run these jobs under this policy.
 
-    `kinds` has a job of each kind. A served lab has no jobs yet, so these stand for them.
+    `kinds` has one job of each kind: a served lab has no jobs yet, and its checks use these jobs instead.
     """
     check_alike(facts)
     for name, fact in facts.items():
@@ -99,21 +99,21 @@ def check_nodes(
 
 
 def check_clock(facts: Mapping[str, NodeFacts], scenario: Scenario) -> None:
-    """Raise `UserError` for work that is CPU time on a node whose programs cannot read it."""
+    """Raise `UserError` if work is counted as CPU time, and programs on a node cannot read their CPU time."""
     if scenario.programs.work != "cpu-time":
         return
     for name, fact in facts.items():
         if traits_in(fact).hypervisor:
             raise UserError(
                 "programs.work = 'cpu-time': programs in the virtual machines of node "
-                f"{name} do not know their CPU time by its accounting: expected 'units'"
+                f"{name} cannot read the CPU time that the node accounts to them: expected 'units'"
             )
 
 
 def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[str, Sequence[str]]) -> None:
     """Raise `UserError` if a node lacks a program that the jobs run.
 
-    `programs` are those of each node, by its name; empty if it does not list them.
+    `programs` has the programs of each node, by its name; an empty list means that the node does not report them.
     """
     table = scenario.programs
     for job in jobs:

@@ -17,7 +17,7 @@ from testbed.run import events
 
 
 class UnclearError(Exception):
-    """It will not be known whether the guests of a job have ended."""
+    """The controller cannot determine whether the guests of a job have ended."""
 
     def __init__(self, why: Failure) -> None:
         super().__init__(why.text)
@@ -27,7 +27,7 @@ class UnclearError(Exception):
 class Clearing:
     """Destroys guests of withdrawn jobs, and waits for fences on nodes that do not answer; see docs/resume.md.
 
-    `unclear(nodes)` tells why guests on these nodes may run for ever, None if they do not.
+    `unclear(nodes)` returns the reason for which guests on these nodes may run forever, None if they cannot.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Clearing:
         self._waiting: set[asyncio.Task[Any]] = set()
 
     def wake(self) -> None:
-        """A node is back, and may answer now, or is lost."""
+        """Check waiting jobs again: a node has returned and may answer now, or is lost."""
         self._news.set()
 
     def inherit(self, node: int, guest: str, taken_over_s: float) -> None:
@@ -50,12 +50,12 @@ class Clearing:
         self._book.inherit(node, guest, taken_over_s)
 
     def close(self) -> None:
-        """Cancel all waits, as the run ends; its lease is released, and with it all guests are destroyed."""
+        """Cancel all waits at the end of the run: the release of its lease destroys all guests."""
         for task in self._waiting:
             task.cancel()
 
     async def clear(self, live: LiveJob) -> None:
-        """Return when no guest of a withdrawn job runs any more, on whichever node; or raise `UnclearError`."""
+        """Return when no guest of a withdrawn job runs on any node; raises `UnclearError`."""
         state = live.state
         here = zip(state.running_on or (), live.guests, strict=False)
         there = zip(state.migrating_to or (), live.guests, strict=False)
@@ -72,7 +72,7 @@ class Clearing:
         await self._stop(live, clearance, [*clearance.places])
         while left := clearance.left(loop.time()):
             self._news.clear()
-            if left != tried:  # targets of a migration are left once its sources are settled
+            if left != tried:  # the targets of a migration can be stopped once all its sources have ended
                 tried = left
                 await self._stop(live, clearance, left)
                 continue

@@ -1,4 +1,4 @@
-"""The replay clock: trace seconds against the loop's monotonic wall clock."""
+"""The replay clock: maps the event loop's monotonic wall clock to trace seconds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ReplayClock:
         self._stopped_s: float | None = None
 
     def start(self) -> None:
-        """Let trace second 0 be now."""
+        """Set trace second 0 to the present moment."""
         self._zero_wall_s = asyncio.get_running_loop().time()
 
     def start_at(self, trace_s: float) -> None:
-        """Let it be this trace second, and trace time stand still."""
+        """Set the clock to this trace second, and stop trace time."""
         self._stopped_s = asyncio.get_running_loop().time()
         self._zero_wall_s = self._stopped_s - trace_s / self.time_scale
 
@@ -36,7 +36,7 @@ class ReplayClock:
             self._stopped_s = asyncio.get_running_loop().time()
 
     def go_on(self) -> None:
-        """Let trace time continue."""
+        """Continue trace time."""
         if self._stopped_s is not None:
             self._zero_wall_s += asyncio.get_running_loop().time() - self._stopped_s
             self._stopped_s = None

@@ -20,16 +20,16 @@ from testbed.scheduling.metrics import bounded_stretch
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState, unless
 from testbed.scheduling.workload.jobs import Job
 
-LEAST_NEED_FRAC = 0.01  # of a node, whatever nodes have found
+LEAST_NEED_FRAC = 0.01  # of a node: lower bound of a measured CPU need
 
 
 @dataclass(slots=True)
 class Progress:
     """Work units by task; `at_s` is the time of the last report, in wall seconds since the run began.
 
-    `highest_s` is the highest virtual time that was derived from them, in trace seconds: it never goes back. `arriving`
-    are tasks that are being taken over after a live migration, and have not progressed since. `ended` are tasks whose
-    end has been processed.
+    `highest_s` is the highest virtual time that was derived from them, in trace seconds; it never decreases. `arriving`
+    has the tasks that are being taken over after a live migration, and have not progressed since. `ended` has the tasks
+    whose end has been processed.
     """
 
     units: list[int]
@@ -39,12 +39,12 @@ class Progress:
     ended: set[int] = field(default_factory=set)
 
     def advance(self, task: int, units: int | None) -> None:
-        """Take the work units that a task has done; the value never decreases."""
+        """Record the work units that a task has done; the value never decreases."""
         if units is not None:
             self.units[task] = max(self.units[task], units)
 
     def restart(self) -> None:
-        """Reset, because its guests are gone."""
+        """Reset the progress of a job whose guests are gone."""
         self.units, self.highest_s = [0] * len(self.units), 0.0
         self.arriving.clear()
         self.ended.clear()
@@ -52,33 +52,33 @@ class Progress:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LiveJob(JobGuests):
-    """One job of the run: its guests, its `state` by the history of the run, and its measured progress.
+    """One job of the run: its guests, its `state` in the history of the run, and its measured progress.
 
-    Only events of the run change `state`; a reader gets it as of the last of them.
+    Only events of the run change `state`: a reader sees the state after the last event.
     """
 
     job: Job
     trace_s_per_unit: float
     state: JobHistory
     progress: Progress
-    needs_cores: dict[int, float] = field(default_factory=dict)  # that nodes have found, by task
+    needs_cores: dict[int, float] = field(default_factory=dict)  # CPU needs measured by nodes, by task
     prefers_live: bool = True  # whether it migrates live, where that is possible
-    told_need_frac: float = 0.0  # what policies are told; `take_need` sets it
+    told_need_frac: float = 0.0  # the CPU need that policies have; `take_need` sets it
 
     def __post_init__(self) -> None:
-        """Begin with the need that was declared."""
+        """Start with the declared CPU need."""
         self.told_need_frac = self.job.cpu_need_frac
 
     @property
     def found_need_frac(self) -> float:
-        """The CPU need of a task by what nodes have found so far: that of the task with the most."""
+        """The measured CPU need of a task, as the highest one of all tasks; without measurements the known need."""
         if not self.needs_cores:
             return self.told_need_frac
         node_cores = self.specs[0].cpu_cores / self.told_need_frac
         return min(max(max(self.needs_cores.values()) / node_cores, LEAST_NEED_FRAC), 1.0)
 
     def take_need(self, need_frac: float) -> None:
-        """Take another CPU need: yields are parts of it from now on."""
+        """Change the CPU need: from now on yields are fractions of the new need."""
         factor = need_frac / self.told_need_frac
         if factor != 1.0:
             self.specs = tuple(msgspec.structs.replace(spec, cpu_cores=spec.cpu_cores * factor) for spec in self.specs)
@@ -94,7 +94,7 @@ class LiveJob(JobGuests):
 
     @classmethod
     def resumed(cls, prepared: PreparedJob, state: JobHistory, now_s: float) -> LiveJob:
-        """Return a job of a run that another controller has begun, with its progress as far as the journal has it."""
+        """Return a job of a run that another controller began, with the progress that the journal has."""
         live = cls.of(prepared, state)
         if state.begun:
             live.rename(state.begun)
@@ -126,7 +126,7 @@ class LiveJob(JobGuests):
         return self.memory_mib * len(self.state.on_node(node))
 
     def images(self) -> tuple[ImageRef, ...]:
-        """Return the images of its last save, by task."""
+        """Return the images of the job's last save, by task."""
         return tuple(
             [
                 ImageRef(image=image.name, bytes=image.bytes, digest=image.digest, generation=image.generation)
@@ -173,13 +173,13 @@ class LiveJob(JobGuests):
             self.rename(self.state.begun)
 
     def rename(self, life: int) -> None:
-        """Give its guests the names of their life of this number, after so many restarts from the beginning."""
+        """Rename the guests for their life after restart number `life`, which began from the beginning."""
         self.specs = tuple(
             msgspec.structs.replace(spec, guest=f"{spec.guest.partition('-r')[0]}-r{life}") for spec in self.specs
         )
 
     def status(self) -> JobStatus:
-        """The job's state after its operation in flight, for the planner."""
+        """Return the state that the job has after its operation in flight, for the planner."""
         state, flight = self.state, self.state.flight
         running, saved, yield_frac = state.running_on, state.saved_on, state.yield_frac
         if flight is not None:
@@ -203,7 +203,7 @@ class Cluster:
         self.history = history
 
     def add(self, live: LiveJob) -> None:
-        """Take a job that a user gave to a served lab."""
+        """Add a job that a user submitted to a served lab."""
         self.jobs[live.job_id] = live
 
     def reachable(self, node: int) -> bool:
@@ -223,13 +223,13 @@ class Cluster:
         return [live for live in self.active() if not live.state.stranded and not live.state.withdrawn]
 
     def movable(self) -> list[LiveJob]:
-        """Jobs that are planned for, including running ones that the policy cannot place any more."""
+        """Jobs that the planner considers, including running jobs that the policy cannot place any more."""
         running = (live for live in self.active() if live.state.running_on is not None or not live.state.stranded)
         return [live for live in running if not live.state.withdrawn]
 
     @property
     def finished(self) -> bool:
-        """Whether every job has ended, and none can come."""
+        """Whether every job has ended, and no more jobs can be submitted."""
         return not self.history.awaits_jobs and all(live.state.ended for live in self.jobs.values())
 
     def view(
@@ -237,7 +237,7 @@ class Cluster:
     ) -> ClusterView:
         """Return the policy's view: the intended state, so that a plan in progress is not decided again.
 
-        It shows run times only with `estimates`, and what moves cost by `costs`.
+        It has estimates of run times only with `estimates`, and costs of moves only with `costs`.
         """
         active = self.placeable()
         task_node: list[int] = []

@@ -31,7 +31,7 @@ from testbed.scenario.schema import DeadlinesTable
 from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.view import ClusterView, Event, Policy, WakingPolicy, can_ever_run, event_at
 
-CHECKED_WITHIN_S = 120.0  # after the last job has ended
+CHECKED_WITHIN_S = 120.0  # timeout of result checks, after the last job has ended
 
 
 class Conductor:
@@ -91,7 +91,7 @@ class Conductor:
     def take_over(self) -> None:
         """Continue the replay of a lost controller: report unreported jobs to the policy, and cause a new decision.
 
-        Trace time goes on, unless the operator has paused the run.
+        Trace time continues, unless the operator has paused the run.
         """
         trace_s = self.clock.trace_s()
         if self.policy.period_s is not None:
@@ -103,7 +103,7 @@ class Conductor:
         self._change()
 
     def arrive(self, live: LiveJob) -> None:
-        """Take a new job that a user gave to a served lab: it is submitted now."""
+        """Add a new job that a user submits to a served lab now."""
         self.cluster.add(live)
         self._choose_way(live)
         self.tracker.follow(live)
@@ -113,20 +113,20 @@ class Conductor:
         self._wake.set()
 
     def _choose_way(self, live: LiveJob) -> None:
-        """Let a job migrate live only where that is cheaper, if the scenario wants it so."""
+        """Set whether a job migrates live: with the mechanism `cheaper` only if that costs less than images."""
         live.prefers_live = self._ways is None or self._ways.live_is_cheaper(live.job)
 
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
-        """Take a node's sample of the second; see `Tracker.telemetry`."""
+        """Process a node's telemetry sample; see `Tracker.telemetry`."""
         self.tracker.telemetry(node, record, taken_ns)
         if not record.late:
             self.executor.hear_room(node.index, record.image_free_mib, taken_ns)
 
     async def run(self) -> None:
-        """Replay until every job has ended; cancellation leaves the guests to the caller. `close` it in any case.
+        """Replay until every job has ended. Cancellation leaves the guests to the caller.
 
-        Raises `RunStoppedError` when the operator has stopped the run and the running jobs are saved, and the error of
-        an operation that is not the failure of a command.
+        The caller has to call `close` in any case. Raises `RunStoppedError` when the operator has stopped the run and
+        the running jobs are saved, and the error of an operation that is not the failure of a command.
         """
         async with ended_by_error_of(self.executor.broken):
             while not self.cluster.finished:
@@ -144,7 +144,7 @@ class Conductor:
         await self.executor.close()
 
     async def _until_checked(self) -> None:
-        """Wait for results that are still being checked; those that are not reported in time are journalled."""
+        """Wait for results that are still being checked; journal the tasks whose check exceeds the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECKED_WITHIN_S):
                 while any(live.state.unchecked for live in self.cluster.jobs.values()):
@@ -169,12 +169,12 @@ class Conductor:
             case events.Order(order="drain" | "return"):
                 self._change()
             case events.Order(order="close"):
-                self._wake.set()  # it may have been all that the run waited for
+                self._wake.set()  # the run may have waited for this order alone
             case events.Outcome(ok=False, code=events.STAYS | events.NO_ROOM):
                 self._change()
 
     def _change(self) -> None:
-        """Cause a new decision after a failed operation or a change."""
+        """Request a new decision after a failed operation or a change."""
         self._changed = True
         self._wake.set()
 

@@ -1,4 +1,4 @@
-"""The end of a run whose data cannot be written any more."""
+"""Cancellation of a run whose data cannot be written any more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
     """Cancel the block when the run directory cannot be written, and raise the directory's failure instead."""
     loop = asyncio.get_running_loop()
     async with ended_by() as end:
-        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from a thread
+        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # may run in any thread
         if directory.failure is not None:
             raise directory.failure
         yield

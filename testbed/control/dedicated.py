@@ -23,7 +23,7 @@ ENDLESS_WALL_S = 1e9
 class Shape:
     """The properties that determine a job's dedicated rate: one task or several, the CPU need of each, its program.
 
-    `program` is empty for that of the scenario.
+    An empty `program` stands for the program of the scenario.
     """
 
     parallel: bool
@@ -41,9 +41,9 @@ class Shape:
 
 
 def shapes_of(table: ServeTable, nodes: int) -> set[Shape]:
-    """Return the shapes of the jobs that users may give to a served lab of so many nodes.
+    """Return the shapes of the jobs that users may submit to a served lab with this number of nodes.
 
-    Two tasks of a parallel job must have room on them.
+    A shape of parallel jobs is left out if two of its tasks do not fit on the nodes.
     """
     return {
         Shape(parallel, need, program)
@@ -55,7 +55,7 @@ def shapes_of(table: ServeTable, nodes: int) -> set[Shape]:
 
 
 def served_representatives(table: ServeTable, nodes: int) -> dict[Shape, Job]:
-    """Return a job to measure for each of these shapes: parallel ones with a task on each node."""
+    """Return a job to measure for each of these shapes; a parallel job has one task per node, and at least two."""
     return {
         shape: Job(
             number, 0.0, max(2, nodes) if shape.parallel else 1, shape.cpu_need_frac, table.least_mem_frac, 1e9,
@@ -85,10 +85,10 @@ def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:
 
 
 async def measure(lab: Lab, jobs: Mapping[Shape, Job]) -> dict[Shape, float]:
-    """Return work units per second of a core that a task of a job alone achieves, by shape.
+    """Return the work units per second and core of a task whose job runs alone, by shape.
 
     Each job runs alone for `calibration_s` after its first progress; the slowest of its tasks counts. The rate is the
-    program's own count by its own clock. The speed of a core that the lab measured sizes the iterations.
+    program's own count by its own clock. The core speed that the lab has measured sets the length of iterations.
     """
     scenario, facts = lab.scenario, lab.facts[0]
     rates = {}

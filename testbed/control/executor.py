@@ -1,4 +1,4 @@
-"""Executes plans: every action once it is unblocked, one operation per job at a time, memory never over-committed."""
+"""Executes plans: starts each unblocked action, one operation per job at a time, without overcommitting memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Pending:
 class _Result:
     """The result of an operation: bytes moved, images written, caps set, and its phases in seconds.
 
-    `reason` is the reason of the interruption that begins with it.
+    `reason` is the reason of the interruption that begins with the operation.
     """
 
     moved: int = 0
@@ -72,10 +72,10 @@ class Flight:
 class Executor:
     """Owns the operations in flight.
 
-    A job ends when all its tasks have ended and no operation on it is in progress; a job whose operation has failed
-    permanently fails. An operation waits while a node has no room for its images; a saved job that would have to move
-    then resumes on its old nodes, if it fits there. `hear` listens to the ledger. `broken` gets the first error of an
-    operation or a clean-up that is not the failure of a command: then the run is not valid any more.
+    A job ends when all its tasks have ended and no operation on it is in progress. A job fails if an operation on it
+    fails permanently. An operation waits while a node has no space for its images. In this case a saved job that has to
+    move resumes on its old nodes, if it fits there. `hear` listens to the ledger. `broken` gets the first error of an
+    operation or a clean-up that is not the failure of a command: the run is not valid after it.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Executor:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._number = cluster.history.last_action
         self._room = RoomLedger(len(self._memory_mib))
-        self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # by job: the recorded lack of room
+        self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # recorded shortages, by job
         self.replicas = Replicas(cluster, operations, recorder, self._room, replicas, self.aside, keeps=restarts)
 
     @property
@@ -120,7 +120,7 @@ class Executor:
         return len(self._pending)
 
     def busy(self, job_id: int) -> bool:
-        """Whether an operation on the job is in progress, or was when a lost controller had it."""
+        """Whether an operation on the job is in progress, or was in progress when the last controller was lost."""
         return self._cluster.jobs[job_id].state.flight is not None
 
     def flight(self, job_id: int) -> Flight | None:
@@ -128,7 +128,7 @@ class Executor:
         return self._flights.get(job_id)
 
     def free_mib(self, node: int) -> int:
-        """Memory of a node that no guest holds; a guest holds it from its start's first command to its end."""
+        """Memory of a node that no guest holds; a guest holds its memory from the first command of its start on."""
         return self._memory_mib[node] - sum(live.held_mib(node) for live in self._cluster.jobs.values())
 
     def hear(self, event: events.Event) -> None:
@@ -141,13 +141,13 @@ class Executor:
                 self.replicas.begin(self._cluster.jobs[event.job])
             case events.Job(state="failed"):
                 live = self._cluster.jobs[event.job]
-                if not live.state.was_done:  # else a late check failed its result: no guests are left
+                if not live.state.was_done:  # otherwise a late result check failed, and no guests are left
                     self.aside(self._bury(live), f"bury job {live.job_id}")
 
     def carry_on(self) -> tuple[int, ...]:
-        """Carry on the operations that a lost controller had under way; return their numbers.
+        """Continue the operations that were in progress when a controller was lost; return their numbers.
 
-        Every operation has the same effect when it is performed again. The clean-up of failed jobs is carried on, too.
+        Operations are idempotent, so each one can be repeated. The clean-up of failed jobs continues, too.
         """
         flights = self._cluster.history.flights
         carried_on = tuple(number for number, state in flights.items() if state.active and not state.withdrawn)
@@ -171,7 +171,7 @@ class Executor:
         return carried_on
 
     def submit(self, actions: Sequence[PlannedAction]) -> None:
-        """Take a new plan. Operations in flight continue; actions planned before that have not begun are dropped."""
+        """Replace the plan. Operations in flight continue; actions of the old plan that have not begun are dropped."""
         now_s = self._recorder.now_s()
         self._pending = [
             _Pending(action, now_s, tuple(actions[before] for before in action.after), then_to(actions, place))
@@ -182,7 +182,7 @@ class Executor:
         self.pump()
 
     def hear_room(self, node: int, free_mib: int | None, taken_ns: int) -> None:
-        """Take the room for images that a node reported at a time of the event loop's clock."""
+        """Record a node's report of its free image space; `taken_ns` is its time on the event loop's clock."""
         if self._room.heard(node, free_mib, taken_ns) and self._short:
             self.pump()
 
@@ -212,11 +212,11 @@ class Executor:
             else:
                 self._launch(live, pending)
         self._pending = [pending for pending in left if not self._cluster.jobs[pending.action.job_id].state.ended]
-        for pending in cannot_move:  # after all other actions, which the decision placed there
+        for pending in cannot_move:  # last: the decision placed the other actions on these nodes
             self._resume_where_saved(pending)
 
     def _has_no_room(self, live: LiveJob, pending: _Pending) -> bool:
-        """Return whether a node has no room for the images of an action; record that once."""
+        """Return whether a node has no space for the images of an action; record each shortage once."""
         action = pending.action
         short = self._room.short(image_needs(action, live.memory_mib, live.image_copies(), pending.then_to))
         if not short:
@@ -231,7 +231,7 @@ class Executor:
         return True
 
     def _resume_where_saved(self, transfer: _Pending) -> None:
-        """Restore a job whose images have no room on its new nodes on the nodes that have the images, if it fits there.
+        """Restore a job on the nodes that have its images, if it fits there; its new nodes have no space for them.
 
         Otherwise saved jobs could wait forever for the removal of each other's images.
         """
@@ -268,7 +268,7 @@ class Executor:
         begin_s, result = self._recorder.now_s(), _Result()
         error: str | None = None
         code = _CODES[action.verb]
-        ended_by: str | None = None  # as a code of the outcome
+        ended_by: str | None = None  # the failure code of the outcome
         stays = lost = False
         full: NoRoomThereError | None = None
         repaired: set[str] = set()
@@ -292,7 +292,7 @@ class Executor:
         except asyncio.CancelledError:
             error = ended_by = events.CANCELLED
             raise
-        except Exception as mistake:  # a programming error: the journal gets it, and `_over` ends the run
+        except Exception as mistake:  # a programming error: it is journalled, and `_over` ends the run
             error, ended_by = str(mistake) or type(mistake).__name__, code.value
             raise
         finally:
@@ -323,13 +323,13 @@ class Executor:
     async def _may_retry(
         self, live: LiveJob, action: PlannedAction, failure: TestbedError, attempt: int, repaired: set[str]
     ) -> bool:  # fmt: skip
-        """Return whether an operation is repeated after a failure; a damaged image is fetched again before."""
+        """Return whether to retry an operation after a failure; a damaged image is first fetched again."""
         if live.state.finished_tasks or live.state.failure_code is not None:
             return False
         return await self.replicas.repair(live, action, failure, repaired) or attempt < self._tries
 
     def _refused(self, live: LiveJob, action: PlannedAction, full: NoRoomThereError) -> None:
-        """A node has no room contrary to its report: the job stays unchanged until the node reports more."""
+        """Record that a node has less image space than it reported; the job waits until the node reports more."""
         self._room.refused(full.node, full.room)
         self._short[live.job_id] = (action.verb, ((full.node, full.room.needed_mib),))
         self._recorder.no_room(live.job_id, action.verb, Shortage(full.node, full.room.needed_mib, full.room.free_mib))
@@ -347,7 +347,7 @@ class Executor:
             self.aside(self.drop_images(live), f"drop images of job {live.job_id}")
 
     async def _do_again(self, number: int, live: LiveJob, action: PlannedAction) -> _Result:
-        """Perform an action of which a lost controller may have done a part, or all."""
+        """Repeat an action that a lost controller may have completed in part or in full."""
         if action.verb in (Verb.START, Verb.RESTORE):
             there = await self._operations.samples(live, action.nodes)
             at_work = {spec.task for spec in live.specs if spec.guest in there and there[spec.guest].units_done > 0}
@@ -359,7 +359,7 @@ class Executor:
         return await self._do(live, action)
 
     async def _do(self, live: LiveJob, action: PlannedAction) -> _Result:
-        """Perform one action once; return what it did."""
+        """Perform one action once, and return its result."""
         match action.verb:
             case Verb.START:
                 await self._operations.start(live, action.nodes, action.yield_frac, ())
@@ -409,7 +409,7 @@ class Executor:
         return PAUSE if stays and self._cluster.history.standstill.hold else MIGRATION
 
     def _close_rescheduling(self, live: LiveJob) -> None:
-        """The job has progressed after an interruption: its penalty is known, and its images are obsolete."""
+        """Record the penalty of an interruption after which the job has progressed, and drop its obsolete images."""
         present = _back(live)
         if present is None or present.back_s is None or not live.advances:
             return
@@ -423,7 +423,7 @@ class Executor:
             self.aside(self.drop_images(live), f"drop images of job {live.job_id}")
 
     def _cut_off(self, live: LiveJob, present: Interruption | None, at_s: float) -> None:
-        """The job was interrupted again before it had progressed."""
+        """Record that the job was interrupted again before it had progressed."""
         if present is not None and present.measured is None:
             account = present.account(events.ReschedulingCutOff, self._recorder.times(), live.job_id, at_s)
             self._recorder.journal(account)
@@ -436,7 +436,7 @@ class Executor:
         task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """Keep the error of a task that is not awaited."""
+        """Report the error of a task that is not awaited to `broken`."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.broken.done():
             self.broken.set_exception(error)
@@ -450,7 +450,8 @@ class Executor:
     async def withdraw(self, live: LiveJob, clear: Callable[[LiveJob], Awaitable[None]] | None = None) -> None:
         """Cancel the operations in flight or planned for a job, and destroy its guests; its images stay.
 
-        With `clear` that destroys them, and returns when they have certainly ended; without, nodes may not answer.
+        `clear` destroys the guests, and returns when all have certainly ended. Without it, guests may survive on nodes
+        that do not answer.
         """
         self._pending = [pending for pending in self._pending if pending.action.job_id != live.job_id]
         flight = self._flights.get(live.job_id)
@@ -463,13 +464,13 @@ class Executor:
             await clear(live)
         elif state.running_on is not None:
             await self._operations.stop(live, state.running_on)
-            if state.migrating_to is not None:  # after the source, so that none arrives later
+            if state.migrating_to is not None:  # after the source, so that no guest arrives at the target later
                 await self._operations.stop(live, state.migrating_to)
         if state.running_on is not None:
             self._recorder.journal(events.Cleared(*self._recorder.times(), job=live.job_id))
 
     def drop_images(self, live: LiveJob) -> Coroutine[None, None, None]:
-        """Count the copies of a job's images as gone from now on; the returned coroutine deletes them."""
+        """Journal that all copies of a job's images are gone; the returned coroutine deletes them."""
         self.replicas.cancel(live)
         holders = frozenset(live.state.image_holders)
         if holders:
@@ -485,7 +486,7 @@ class Executor:
             self.aside(self._operations.drop_images(holders), f"drop older images of job {live.job_id}")
 
     async def close(self) -> None:
-        """Cancel everything in flight and wait for its end."""
+        """Cancel all operations in flight, and wait until they and all clean-ups have ended."""
         self._pending = []
         self.replicas.close()
         under_way = [flight.task for flight in self._flights.values()]

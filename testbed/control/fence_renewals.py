@@ -11,11 +11,11 @@ from testbed.errors import TestbedError
 from testbed.lab.fences import FenceBook
 from testbed.lab.replies import Nodes
 
-RENEWALS = 4  # during the time of a fence
+RENEWALS = 4  # per duration of a fence
 
 
 class FenceRenewals:
-    """Sends renewals to the nodes that can be commanded, for the guests that should be there."""
+    """Sends periodic renewals to the nodes that can be commanded, for the guests that should run there."""
 
     def __init__(self, cluster: Cluster, nodes: Nodes, book: FenceBook) -> None:
         self._cluster = cluster
@@ -29,7 +29,7 @@ class FenceRenewals:
         try:
             while True:
                 for node, guests in self._guests().items():
-                    if node not in self._sending:  # else the node has not answered the last one yet
+                    if node not in self._sending:  # otherwise the node has not answered the last renewal yet
                         task = asyncio.create_task(self._renew(node, guests), name=f"renew fences of node {node}")
                         self._sending[node] = task
                 await asyncio.sleep(self._every_s)
@@ -54,7 +54,7 @@ class FenceRenewals:
         try:
             fence = self._book.grant(node, guests)
             if fence is not None:
-                with contextlib.suppress(TestbedError):  # the next one may arrive
+                with contextlib.suppress(TestbedError):  # the next renewal may arrive
                     await self._nodes.call(node, RenewFences(fence=fence, guests=guests), self._every_s)
         finally:
             del self._sending[node]

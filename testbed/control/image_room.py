@@ -1,4 +1,4 @@
-"""The controller's account of the room for images on each node: what was reported, less what was ordered since."""
+"""The controller's account of image space per node: the reported free space, less the space ordered since."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.control.planner import PlannedAction, Verb
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A node that has not the room for images that an operation needs; MiB."""
+    """A node with less free image space than an operation needs, in MiB."""
 
     node: int
     needed_mib: int
@@ -33,11 +33,11 @@ class _Refusal:
 
 
 class RoomLedger:
-    """Room for images by node, in MiB.
+    """Free image space by node, in MiB.
 
-    An order occupies its room from its beginning until the first sample of the node that was taken after the end of the
-    order. A node that refused an order contrary to its reported room gets no order of that size or a larger one before
-    it reports enough more. Times are nanoseconds of the event loop's clock.
+    An order occupies its space from its beginning until the first sample of the node that was taken after the end of
+    the order. If a node refuses an order although it has reported enough space, it gets no order of that size or larger
+    until it reports sufficiently more. Times are nanoseconds of the event loop's clock.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -46,7 +46,7 @@ class RoomLedger:
         self._refusals: dict[int, _Refusal] = {}
 
     def heard(self, node: int, free_mib: int | None, taken_ns: int) -> bool:
-        """Take a node's sample; return whether more may fit there than before."""
+        """Record a node's sample; return whether more images may fit on the node than before."""
         before_mib, closed = self.free_mib(node), node in self._refusals
         self._reported_mib[node] = free_mib
         self._orders[node] = [
@@ -59,14 +59,14 @@ class RoomLedger:
         return before_mib is not None and (now_mib is None or now_mib > before_mib)
 
     def free_mib(self, node: int) -> int | None:
-        """Return the room that no order occupies, None if it is unknown or unlimited."""
+        """Return the space that no order occupies, None if it is unknown or unlimited."""
         reported_mib = self._reported_mib[node]
         if reported_mib is None:
             return None
         return max(0, reported_mib - sum(order.mib for order in self._orders[node]))
 
     def short(self, needs_mib: Mapping[int, int]) -> tuple[Shortage, ...]:
-        """Return the nodes, in their order, that have less than the needed room."""
+        """Return the nodes that have less free space than needed, in ascending order."""
         found = []
         for node, needed_mib in sorted(needs_mib.items()):
             refusal, free_mib = self._refusals.get(node), self.free_mib(node)
@@ -77,19 +77,19 @@ class RoomLedger:
         return tuple(found)
 
     def order(self, operation: int, needs_mib: Mapping[int, int]) -> None:
-        """An operation of this number begins, and may write the given amounts on these nodes."""
+        """Reserve space for an operation that begins, and may write these amounts, by node."""
         for node, mib in needs_mib.items():
             self._orders[node].append(_Order(operation, mib))
 
     def over(self, operation: int, at_ns: int) -> None:
-        """The operation has ended, with success or not."""
+        """Mark the orders of an operation as over, whether it succeeded or not."""
         for orders in self._orders:
             for order in orders:
                 if order.operation == operation:
                     order.over_ns = at_ns
 
     def refused(self, node: int, room: NoRoom) -> None:
-        """A node refused an order for want of room."""
+        """Record that a node refused an order for lack of space."""
         enough = room.free_mib if room.free_mib >= room.needed_mib else 0  # the report was too high
         self._refusals[node] = _Refusal(room, enough + room.needed_mib)
 
@@ -97,11 +97,11 @@ class RoomLedger:
 def image_needs(
     action: PlannedAction, memory_mib: int, copies: Sequence[Collection[int]] = (), then_to: Sequence[int] | None = None
 ) -> dict[int, int]:
-    """Return the room for images that an action needs by node: at most the memory of each task.
+    """Return the image space that an action needs, in MiB by node: the memory of each task, which is an upper bound.
 
-    `copies` are the nodes that have a copy of each task's image; none is needed there. A save whose images are
-    `then_to` be transferred needs the room for the copies, too: a saved job that cannot continue is worse off than a
-    job that was not saved.
+    `copies` has the nodes with a copy of each task's image, which need no space for it. A save whose images are then
+    transferred to the nodes `then_to` also needs space for the copies: a saved job that cannot continue is worse off
+    than a job that was not saved.
     """
     tasks: Counter[int] = Counter()
     if action.verb is Verb.SAVE:

@@ -1,7 +1,7 @@
-"""The jobs that users give to a served lab: what is accepted, from whom, and who may end a job.
+"""Submission and deletion of jobs by the users of a served lab: admission checks, limits per user, permissions.
 
-An accepted job is in the journal, durable, before its user has the answer. From then on it is a job as those of a
-trace, submitted at that moment.
+The entry of an accepted job in the journal is durable before its user has the answer. From then on the run treats the
+job as a job of a trace that was submitted at that moment.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _NEEDS_FRAC_TOLERANCE = 1e-9
 
 
 class Intake:
-    """Answers users. `prepare` returns the guests of a job with these addresses, `users` are those of the known jobs.
+    """Answers the requests of users.
 
-    `rates` are the speeds of the shapes that were measured, `by_job` gets that of each new job. `floor_mib` is the
-    least memory of a guest on a node, and `node_memory_mib` all of it.
+    `prepare` returns a job with guests that have the given addresses. `users` has the users of all known jobs, by id.
+    `rates` has the measured rate of each shape, and `by_job` gets the rate of each new job. `floor_mib` is the least
+    memory of a guest, and `node_memory_mib` the memory of a node.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Intake:
     async def carry_out(self, request: Request, user: str, *, may_all: bool) -> Answer:
         """Return the answer to a user's request; raises `RunError` if the journal cannot be written.
 
-        A user who `may_all` may end everybody's jobs.
+        With `may_all` the user may end the jobs of all users.
         """
         match request:
             case Submit():
@@ -107,7 +108,7 @@ class Intake:
         )
 
     def _usual(self, tasks: int) -> str:
-        """Return the program of jobs that name none."""
+        """Return the default program of a job with this number of tasks."""
         programs = self._scenario.programs
         return programs.serial if tasks == 1 else programs.parallel
 
@@ -141,7 +142,7 @@ class Intake:
         check_floor([job], "this lab", self._node_memory_mib, self._floor_mib)
 
     def _check_guarantee(self, job: Job) -> None:
-        """Raise `UserError` where the guarantees of all jobs that have not ended do not fit with that of this one."""
+        """Raise `UserError` if the guarantees of this job and of all active jobs together do not fit on the nodes."""
         table, nodes = self._scenario.serve, len(self._scenario.nodes)
         if not isinstance(self._policy, GuaranteeingPolicy) or not self._policy.knows_guarantees:
             raise UserError(f"least yield {job.least_yield_frac:g}: policy {self._policy.name} guarantees none")
@@ -169,7 +170,7 @@ class Intake:
             )
 
     def _free_addresses(self) -> Iterator[str]:
-        """Yield addresses that no guest of an active job has."""
+        """Return an iterator over the addresses that no guest of an active job has."""
         taken = {spec.address for live in self._cluster.active() for spec in live.specs}
         return (address for address in self._addresses() if address not in taken)
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from testbed.errors import RunError
 
-REQUEST_S = 10.0  # from the connection to the whole request
-CLOSE_S = 5.0  # for answers in transit when the run ends
-MOST_BYTES = 16 << 10  # of a line, with its break
+REQUEST_S = 10.0  # timeout, from the connection to the complete request
+CLOSE_S = 5.0  # timeout for answers in transit when the run ends
+MOST_BYTES = 16 << 10  # of a line, with its line break
 MOST_CLIENTS = 16
 MOST_OF_USER = 8  # so that no user keeps the others out
 _RETRY_S = 1.0
@@ -45,10 +45,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """What is answered at a socket.
+    """The handlers of requests at a socket.
 
-    `answer` returns the line for a request, `refuse` that for a text which says why there is no other. `may` returns
-    why a peer may not ask, or nothing. `of` says what the clients of the socket want, for messages.
+    `answer` returns the response line to a request. `refuse` returns the response line to a refused request, with the
+    reason. `may` returns the reason for which a peer has no access, or an empty text. `of` describes the requests, for
+    messages.
     """
 
     answer: Callable[[bytes, Peer], Awaitable[bytes]]
@@ -59,7 +60,7 @@ class Counter:
 
 @contextlib.asynccontextmanager
 async def answering(counter: Counter, path: Path, mode: int, group: int | None = None) -> AsyncIterator[None]:
-    """Answer at a socket with this mode, and this group if one is given; raises `OSError` if none can be made."""
+    """Serve a Unix socket with this mode, and this group if given; raises `OSError` if it cannot be created."""
     listener = await asyncio.to_thread(_listen, path, mode, group)
     try:
         async with _Serving(counter, listener):
@@ -98,7 +99,7 @@ class _Serving:
         await asyncio.gather(*self._clients, return_exceptions=True)
 
     def _accept(self) -> None:
-        """Take one connection."""
+        """Accept one connection."""
         try:
             client, _ = self._listener.accept()
         except OSError as error:  # for example too many open files: a retry would fail at once
@@ -107,7 +108,7 @@ class _Serving:
             loop.remove_reader(self._listener)
             loop.call_later(_RETRY_S, self._listen)
             return
-        client.setblocking(False)  # it has no keyword
+        client.setblocking(False)  # its parameter has no keyword
         task = asyncio.create_task(self._serve(client), name=self._counter.of)
         self._clients.add(task)
         task.add_done_callback(partial(self._forget, client))
@@ -122,7 +123,7 @@ class _Serving:
             answer = await self._answer(client)
         except asyncio.CancelledError:
             answer = self._counter.refuse("the run is over")
-        with contextlib.suppress(OSError):  # the client is gone; what it asked for stays in force
+        with contextlib.suppress(OSError):  # the client is gone; its request stays in force
             async with asyncio.timeout(REQUEST_S):
                 await loop.sock_sendall(client, answer + b"\n")
 
@@ -163,14 +164,14 @@ async def _line(client: socket.socket) -> bytes:
 
 
 def ask(path: Path, request: bytes, wait_s: float, most_bytes: int = MOST_BYTES) -> bytes:
-    """Send a line to the controller at a socket, and return the line that it answers within `wait_s`.
+    """Send a line to the controller at a socket, and return the response line, within about `wait_s`.
 
-    Raises `NoControllerError` if no controller listens there, or it does not answer.
+    Raises `NoControllerError` if no controller listens there, or the controller does not answer.
     """
     with connect(path) as client:
         client.settimeout(wait_s + REQUEST_S + CLOSE_S)
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have refused this user already
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # an early refusal closes the connection
                 client.sendall(request + b"\n")
             with client.makefile("rb") as answers:
                 return answers.readline(most_bytes)
@@ -210,7 +211,7 @@ def _listen(path: Path, mode: int, group: int | None) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         with _directory(path.parent) as place:
-            if path.is_socket():  # of a controller that was killed: only one has the lock of a run
+            if path.is_socket():  # left by a killed controller: a run has one controller at a time, by its lock
                 path.unlink()
             listener.bind(f"{place}/{path.name}")
             if group is not None:
@@ -224,7 +225,7 @@ def _listen(path: Path, mode: int, group: int | None) -> socket.socket:
 
 
 def _peer(client: socket.socket) -> Peer:
-    """Return process and user at the other end, as reported by the kernel."""
+    """Return the process and the user at the other end, as reported by the kernel."""
     pid, uid, _gid = _CREDENTIALS.unpack(
         client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Handling of jobs when nodes leave, return, or get another agent, and when guests fail."""
+"""Handling of jobs when nodes are lost, return or get a new agent, and when guests fail."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ from testbed.run.phases import Phase
 from testbed.scheduling.workload.jobs import Job
 
 _UNENFORCED = "nothing destroys its guests there while its agent does not work"
-_MAKES = (Verb.START, Verb.RESTORE, Verb.MIGRATE)  # guests, on a node where they were not before
+_MAKES = (Verb.START, Verb.RESTORE, Verb.MIGRATE)  # operations that create guests on new nodes
 
 
 class Losses:
-    """Jobs on a suspect node wait. Jobs that ran on a lost node fail or start again.
+    """Fails or restarts the jobs that lose guests or images with a node or its agent.
 
-    They fail if nothing destroys their guests there at their fences while the agent does not work. Jobs whose guests a
-    restarted agent has not taken over fail or start again, too.
-    A saved job waits for a node with its images for as long as other work is left. `hear` listens to the ledger.
+    * Jobs on a suspect node wait.
+    * Jobs that ran on a lost node fail or restart. They fail if no process of the node enforces fences while its agent
+      does not work.
+    * Jobs whose guests a restarted agent has not taken over fail or restart, too.
+    * A saved job waits for a node with its images for as long as other work is left.
+
+    `hear` listens to the ledger.
     """
 
     def __init__(
@@ -45,10 +49,10 @@ class Losses:
         self._restarts = restarts
         self._book = book
         self._clearing = Clearing(operations, recorder, book, self._unclear)
-        self._names = {guest: live for live in cluster.jobs.values() for guest in live.guests}  # of all lives
+        self._names = {guest: live for live in cluster.jobs.values() for guest in live.guests}  # includes earlier lives
 
     def hear(self, event: events.Event) -> None:
-        """Act on a guest that failed, and on a job that runs again: see `Ledger.listen`."""
+        """Act on the failure of a guest and on the restart of a job: see `Ledger.listen`."""
         match event:
             case events.Guest() if isinstance(event.typed, Failed):
                 self._task_failed(self._cluster.jobs[event.job], _failure(event.task, event.typed))
@@ -57,11 +61,11 @@ class Losses:
                 self.know(live)
 
     def know(self, live: LiveJob) -> None:
-        """Take a job that came during the run."""
+        """Register the guests of a job that was submitted or restarted during the run."""
         self._names |= dict.fromkeys(live.guests, live)
 
     def node_changed(self, node: Node, change: Change) -> None:
-        """A node left, returned, or has another agent."""
+        """Process a change of a node: it is suspect or lost, has returned, or has a new agent."""
         self._recorder.node(node.name, change.after, change.reason)
         if change.after is Standing.LOST:
             why, unclear = self._lost()[node.index], self._unclear([node.index])
@@ -90,7 +94,7 @@ class Losses:
         }
 
     def _unclear(self, nodes: Sequence[int]) -> Failure | None:
-        """Return why guests on these nodes may run for as long as nobody hears of them, None if they do not."""
+        """Return the reason for which guests on these unreachable nodes may run forever, None if they cannot."""
         lost = self._lost()
         if self._book is None or not (found := sorted(lost.keys() & set(nodes) & self._book.unenforced)):
             return None
@@ -98,7 +102,7 @@ class Losses:
         return Failure(why.code, f"{why.text}: not started elsewhere, as {_UNENFORCED}")
 
     async def _welcome(self, node: Node) -> None:
-        """A node has returned: remove guests that should not run there, and check which images it still has."""
+        """Synchronise with a node that has returned: stop obsolete guests, and check which images it still has."""
         try:
             guests, images = await self._operations.guests_at(node.index)
             strangers = self._strangers(node.index, guests)
@@ -121,14 +125,15 @@ class Losses:
             self._executor.pump()
 
     async def _look_for(self, live: LiveJob, node: int, why: Failure) -> None:
-        """Lose a job unless a restarted agent has its guests.
+        """Fail or restart a job unless a restarted agent has its guests.
 
-        Guests that an operation in progress makes or moves are looked for after its end: it fails, or is repeated.
+        Guests that an operation in progress creates or moves are checked after the operation has failed or was
+        repeated.
         """
         while (flight := self._executor.flight(live.job_id)) is not None and flight.action.verb in _MAKES:
             await asyncio.wait([flight.task])
         life = live.state.restarts
-        with contextlib.suppress(TestbedError):  # if it does not answer, silence or another agent decides
+        with contextlib.suppress(TestbedError):  # a node that does not answer becomes suspect, or has a new agent
             guests, images = await self._operations.guests_at(node)
             state, flight = live.state, self._executor.flight(live.job_id)
             if state.restarts != life or (flight is not None and flight.action.verb in _MAKES):
@@ -141,7 +146,7 @@ class Losses:
                     return
 
     def _strangers(self, node: int, guests: frozenset[str]) -> frozenset[str]:
-        """Return guests of this run that should not be there: their jobs have ended, failed or moved meanwhile."""
+        """Return the guests of this run on a node whose jobs have meanwhile ended, failed or moved."""
         expected = {
             spec.guest
             for live in self._cluster.active()
@@ -159,7 +164,7 @@ class Losses:
             self._lose_guests(live, Failure(FailureCode.IMAGE_LOST, f"node {node.name} has its image no more"))
 
     def lose(self, live: LiveJob, why: Failure) -> None:
-        """The guests or the images of a job are gone."""
+        """Fail or restart a job whose guests or images are gone."""
         self._lose_guests(live, why)
 
     def _lose_guests(self, live: LiveJob, why: Failure) -> None:
@@ -170,7 +175,7 @@ class Losses:
             self._executor.aside(self._begin_again(live), f"clear away job {live.job_id}")
 
     def _task_failed(self, live: LiveJob, why: Failure) -> None:
-        """A task reports a failure, possibly because of the loss of another task's node that is detected only later."""
+        """Process the failure of a task; its cause may be the loss of another task's node that is not detected yet."""
         nodes = {node for task in range(len(live.specs)) for node in live.state.places(task)}
         if why.code is FailureCode.FENCED:
             self._lose_guests(live, why)
@@ -187,9 +192,10 @@ class Losses:
             self._recorder.fail(live, why)
 
     def take_over(self, taken_over_s: float) -> None:
-        """A resumed run: account for fences of earlier controllers, and go on to clear withdrawn jobs away.
+        """Account for the fences of earlier controllers of a resumed run, and continue to clear withdrawn jobs.
 
-        `taken_over_s` is when the lease was taken, by the loop's clock. Jobs are not withdrawn before this call.
+        `taken_over_s` is the time at which the lease was taken, on the loop's clock. No job is withdrawn before this
+        call.
         """
         for live in self._cluster.active():
             for spec in live.specs:
@@ -199,7 +205,7 @@ class Losses:
                 self._executor.aside(self._begin_again(live), f"clear away job {live.job_id}")
 
     def close(self) -> None:
-        """End all waits, as the run ends."""
+        """Cancel all waits at the end of the run."""
         self._clearing.close()
 
     async def _begin_again(self, live: LiveJob) -> None:
@@ -214,9 +220,9 @@ class Losses:
         self._recorder.job(live, "again", "from its last image" if images_on else "from the beginning", images_on or ())
 
     def _whole_images(self, live: LiveJob) -> tuple[int, ...] | None:
-        """Return nodes, by task, that hold the job's last images and are not lost; None if an image has none.
+        """Return nodes, by task, that hold the job's last images and are not lost; None if no node has an image.
 
-        A node that certainly has a complete copy comes before one to which it was being copied.
+        A node with a complete copy is preferred to a node to which the image was being copied.
         """
         found, nodes = [], self._cluster.history.nodes
         for image in live.state.images:
@@ -242,8 +248,8 @@ class Losses:
     def sort_out(self, can_ever_run: Callable[[Job, int], bool], *, more: bool) -> None:
         """Find the jobs that cannot be placed while nodes are lost or drained.
 
-        They fail when no other work is left, and no node is suspect or drained, as such a node may return. `more`: jobs
-        are still to be submitted.
+        These jobs fail when no other work is left, and no node is suspect or drained: such a node may return. With
+        `more`, jobs are still to be submitted.
         """
         self._executor.replicas.go_on_from_copies()
         nodes = self._cluster.history.nodes
@@ -268,5 +274,5 @@ class Losses:
 
 
 def _failure(task: int, failed: Failed) -> Failure:
-    """Return why a guest failed, as its agent reports it; agents of earlier versions report no code."""
+    """Return the reason of a guest's failure that its agent reports; agents of earlier versions report no code."""
     return Failure(known_code(failed.code) or FailureCode.GUEST_FAILED, f"task {task}: {failed.reason}")

@@ -1,4 +1,4 @@
-"""A run whose controller was lost, as its run directory tells it: what a resumed controller begins with."""
+"""The state of a run whose controller was lost, read from its run directory for the controller that resumes it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.workload.jobs import Job
 
 _FIRST_VERSION = 5  # of the journal, whose lines have checksums
-_LATE_S = 3600.0  # a point this long after the last entry has a time that no controller can have given it
+_LATE_S = 3600.0  # a point this long after the last journal entry has an impossible time, and is ignored
 
 
 @dataclass(slots=True)
 class _Told:
-    """What journal and points say beside the state."""
+    """Data of the journal that is not part of the run's `History`."""
 
     calibration: events.Calibration | None = None
     results: events.Results | None = None
@@ -63,14 +63,13 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRun:
-    """The run: its scenario, policy and jobs, `history` as of its journal, and what its controller had in memory.
+    """The run: its scenario, policy and jobs, its `history` from the journal, and state that its controller held.
 
-    A run that has `history.ended` lacks nothing but its results.
+    If `history.ended`, only the results of the run are missing.
 
-    `since_s` is the last sign of life of the lost controller, in wall seconds of the run, `trace_s` the trace time
-    then, `zero_s` when trace second 0 was. `facts` are those of the nodes when the run began, by name. `jobs` are those
-    of the trace, or those that users gave to a served lab: then `arrived` says who, and which addresses their guests
-    have.
+    `since_s` is the last sign of life of the lost controller, in wall seconds of the run, and `trace_s` the trace time
+    of that moment. `facts` are the facts of the nodes when the run began, by name. `jobs` are the jobs of the trace, or
+    the jobs that users submitted to a served lab: `arrived` has the users, and the addresses of their guests.
     """
 
     path: Path
@@ -93,16 +92,16 @@ class LostRun:
 
     @property
     def run_tag(self) -> str:
-        """The digits in the names of all that the run has created."""
+        """The hexadecimal digits in the names of all guests and images of the run."""
         return "" if self.history.begin is None else self.history.begin.run_tag
 
     def now_s(self) -> float:
-        """Return the wall seconds since the run began, by the wall clock, which must not go back."""
+        """Return the wall seconds since the run began, by the wall clock, but never less than `since_s`."""
         return max(self.since_s, (time.time_ns() - self.anchor_ns) / 1e9)
 
 
 def load_lost_run(path: Path) -> LostRun:
-    """Read a run directory of which this process holds the lock, and remove what a crash cut off in it.
+    """Read a run directory whose lock this process holds, and remove lines that a crash has cut off.
 
     Raises `UserError` for a run that is over, that has measured nothing yet, or that this version cannot resume.
     """
@@ -160,7 +159,7 @@ def _table(manifest: Mapping[str, object], key: str) -> Mapping[str, Any]:
 def _measured(
     calibration: events.Calibration | None, jobs: Sequence[Job], rates: Mapping[Shape, float]
 ) -> MeasuredRates | None:
-    """Return what was measured before the replay, None if the scenario gave the rates."""
+    """Return the rates that were measured before the replay, None if the scenario gave them."""
     if calibration is None or calibration.core_units_per_s is None:
         return None
     by_job = {job.job_id: rates[Shape.of(job)] for job in jobs}

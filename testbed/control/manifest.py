@@ -1,4 +1,4 @@
-"""The manifest of a run, and the jobs of its trace as the journal has them: what is known before the replay begins."""
+"""The manifest of a run, and the jobs of its trace in the form of the journal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def manifest_of(
 
 
 def trace_job(prepared: PreparedJob) -> events.TraceJob:
-    """Return a job of the trace for the journal: a run whose controller was killed has no other list of jobs."""
+    """Return a job of the trace in the form of the journal, which is a resumed run's only list of jobs."""
     job, spec = prepared.job, prepared.specs[0]
     return events.TraceJob(
         job=job.job_id,
@@ -69,7 +69,7 @@ def trace_job(prepared: PreparedJob) -> events.TraceJob:
 
 
 def job_of(told: events.TraceJob) -> Job:
-    """Return a job of the journal as it was in the trace; the inverse of `trace_job`."""
+    """Return a job from its form in the journal; the inverse of `trace_job`."""
     return Job(
         job_id=told.job, submit_time_s=told.submit_time_s, tasks=told.tasks, cpu_need_frac=told.cpu_need_frac,
         mem_req_frac=told.mem_req_frac, run_time_s=told.run_time_s, estimate_s=told.estimate_s, urgent=told.urgent,
@@ -79,5 +79,5 @@ def job_of(told: events.TraceJob) -> Job:
 
 
 def by_name(rates: Mapping[Shape, float]) -> dict[str, float]:
-    """Return rates by the names of their kinds of job."""
+    """Return rates by the names of their shapes."""
     return {str(shape): rate for shape, rate in rates.items()}

@@ -1,4 +1,4 @@
-"""What policies may know of the cost of moves, by the overhead model of a scenario."""
+"""Costs of preemptions and migrations that policies may know, from the overhead model of a scenario."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.scheduling.workload.jobs import Job
 
 
 class MoveCosts:
-    """The seconds for which moves stop jobs, in trace time; models of a lab's clock are taken times the time scale.
+    """The trace seconds for which moves stop jobs; a model in wall seconds is multiplied by the time scale.
 
     Raises `UserError` for an unknown model.
     """
@@ -27,47 +27,47 @@ class MoveCosts:
         self._table = overheads.table(node_memory_gb)
 
     def of(self, jobs: Sequence[Job]) -> Floats:
-        """Return how long a move of all its tasks, and of no others, stops each job (J,)."""
+        """Return the time for which a move of all tasks of a job, and of no other job, stops it, for each job (J,)."""
         return move_costs_s(jobs, self._table)
 
 
 def known_costs(policy: Policy, scenario: Scenario) -> MoveCosts | None:
-    """Return what a policy is told of moves, None if it wants to know nothing.
+    """Return the costs of moves for a policy that uses them, None for other policies.
 
-    Raises `UserError` where the scenario names no model for a policy that wants to, or one that cannot be read.
+    Raises `UserError` if the policy uses costs, and the scenario names no model or one that cannot be read.
     """
     if not knows_costs(policy):
         return None
     if scenario.overheads is None:
         raise UserError(
-            f"overheads: policy {policy.name} knows what moves cost: expected a model in the scenario, such as "
+            f"overheads: policy {policy.name} uses the cost of moves: expected a model in the scenario, such as "
             "overheads = 'calibration.toml' (`testbed calibrate`) or 'constant:300'"
         )
     return MoveCosts(scenario.overheads, scenario.nodes[0].memory_mib * 2**20 / 1e9, scenario.time_scale)
 
 
 class WayCosts:
-    """What migrations cost a job, live or by images, by a calibration of the lab."""
+    """The costs of a job's migrations, live and by images, from a calibration of the lab."""
 
     def __init__(self, calibration: str, node_memory_gb: float) -> None:
         self._ways = {way: overheads.table(node_memory_gb) for way, overheads in load_ways(Path(calibration)).items()}
 
     def live_is_cheaper(self, job: Job) -> bool:
-        """Whether a live migration of all tasks of a job stops it for less time than images."""
+        """Whether a live migration of all tasks of a job stops it for less time than a save and restore."""
         live_s, by_images_s = (float(move_costs_s([job], self._ways[way])[0]) for way in (LIVE, SAVE_AND_RESTORE))
         return live_s < by_images_s
 
 
 def way_costs(scenario: Scenario) -> WayCosts | None:
-    """Return what each way of a migration costs, None where the scenario does not choose by that.
+    """Return the cost of each mechanism of migration, None if the scenario does not choose the cheaper one.
 
-    Raises `UserError` where it names no calibration with both.
+    Raises `UserError` if the scenario does so, and names no calibration with both mechanisms.
     """
     if scenario.migration.mechanism != "cheaper":
         return None
     if scenario.overheads is None or not scenario.overheads.lower().endswith(".toml"):
         raise UserError(
-            f"overheads = {shown(scenario.overheads or '', 60)}: [migration] mechanism = 'cheaper' compares what was "
-            "measured: expected the file of a calibration with live migrations, such as 'calibration.toml'"
+            f"overheads = {shown(scenario.overheads or '', 60)}: [migration] mechanism = 'cheaper' compares measured "
+            "costs: expected the file of a calibration with live migrations, such as 'calibration.toml'"
         )
     return WayCosts(scenario.overheads, scenario.nodes[0].memory_mib * 2**20 / 1e9)

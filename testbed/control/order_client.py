@@ -1,4 +1,4 @@
-"""Gives an order to a run in progress, from another process, and explains failures."""
+"""Sends an order to a run in progress from another process, and explains failures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def running_run(runs: Path) -> Path:
     for run in sorted(filter(has_journal, found), key=begin_key, reverse=True):
         if takes_orders(run):
             return run
-    raise RunError(f"{runs}: no run there takes orders: expected one whose replay goes on")
+    raise RunError(f"{runs}: no run there takes orders: expected a run whose replay is in progress")
 
 
 def give(run: Path, request: Request) -> Answer:
-    """Give an order to the controller of a run; the answer to `stop` comes when the results are written.
+    """Send an order to the controller of a run, and return its answer; for `stop` once the results are written.
 
     Raises `UserError` if `run` is no run directory, and `RunError` for a run that takes no orders, with the reason.
     """
@@ -56,7 +56,7 @@ def _why_not(run: Path, error: NoControllerError) -> str:
 
 
 def _wait_for_results(run: Path, most_s: float) -> None:
-    """Wait until the controller has written summary.json, at most `most_s`."""
+    """Wait until the controller has written summary.json, for `most_s` seconds at most."""
     ends_s = time.monotonic() + most_s
     while not (run / "summary.json").exists() and time.monotonic() < ends_s:
         time.sleep(_LOOK_S)

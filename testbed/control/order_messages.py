@@ -21,8 +21,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of an order, described for people in `text`.
 
-    `done`: the effect is in place; `changed`: it was not in place before; `mistaken`: the order itself is wrong.
-    `state` is `running`, `paused`, `resuming` or `stopping`. `jobs` are the jobs in the text.
+    `done`: the effect is in place; `changed`: the order was not in force before; `mistaken`: the order is invalid.
+    `state` is `running`, `paused`, `resuming` or `stopping`. `jobs` has the ids of the jobs in the text.
     """
 
     done: bool

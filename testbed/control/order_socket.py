@@ -1,6 +1,7 @@
 """The Unix socket in a run directory on which the controller takes orders, and the client's end of it.
 
-The user of the controller's process and root may give it orders. Orders are not sent on the bus, where nodes are.
+Only root and the user of the controller's process may give orders. Orders do not use the bus, to which nodes have
+access.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def taking_orders(orders: Orders, run: Path, *, dry: bool = False) -> AsyncIterator[None]:
-    """Take orders in the run directory `run`; if no socket can be made there, the run continues without.
+    """Take orders in the run directory `run`; if the socket cannot be created, the run continues without orders.
 
-    A dry run takes none: its time is virtual.
+    A dry run takes no orders, because its time is virtual.
     """
     if dry:
         yield
@@ -50,14 +51,14 @@ async def taking_orders(orders: Orders, run: Path, *, dry: bool = False) -> Asyn
                 answering(Counter(answer, _refusal, _may, "order of the operator"), run / SOCKET, 0o600)
             )
         except OSError as error:
-            _log.warning("%s: cannot be made: %s; the run takes no orders", run / SOCKET, error.strerror)
+            _log.warning("%s: cannot be created: %s; the run takes no orders", run / SOCKET, error.strerror)
         yield
 
 
 def send(run: Path, request: Request) -> Answer:
-    """Give an order to the controller of a run, and return its answer once the effect is in place or after the timeout.
+    """Send an order to the controller of a run; return its answer once the effect is in place or after the timeout.
 
-    Raises `NoControllerError` if no controller takes orders there, or it ends before it answers.
+    Raises `NoControllerError` if no controller takes orders there, or the controller ends before it answers.
     """
     line = ask(run / SOCKET, msgspec.json.encode(request), request.wait_s)
     try:

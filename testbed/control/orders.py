@@ -1,8 +1,8 @@
 """The operator's orders on a run in progress: pause, continue, stop, close, and the drain and return of a node.
 
-An order is journalled before it has any effect. A pause or a stop stops trace time at once, and saves all running jobs;
-no decision is taken meanwhile. After `continue` the jobs are restored on their old nodes with their old yields. Trace
-time continues once all restorable jobs are back, so that no restore counts in their stretch.
+An order is journalled before it has any effect. A pause or a stop stops trace time at once, saves all running jobs, and
+suspends decisions. After `continue` the jobs are restored on their old nodes with their old yields. Trace time
+continues once all restorable jobs run again, so that their stretch does not include the restores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RunStoppedError(RunError):
 
 
 class Orders:
-    """Carries orders out. `hear` listens to the ledger; `wake` wakes the conductor, which calls `hold` then."""
+    """Carries out orders. `hear` listens to the ledger; `wake` wakes the conductor, which then calls `hold`."""
 
     def __init__(
         self, cluster: Cluster, clock: ReplayClock, recorder: Recorder, executor: Executor, live: MoveRules,
@@ -61,17 +61,17 @@ class Orders:
         if hold is Hold.RESUMING and not self._coming_back():
             times = self._recorder.times()
             stood_s = times[0] - (self._standstill.since_s or times[0])
-            self._clock.go_on()  # at the time of its entry, which takes a while to write
+            self._clock.go_on()  # before the entry is written, which takes time: the entry has this time
             self._recorder.journal(events.ClockStarted(*times, stood_still_s=round(stood_s, 6)))
-            self._recorder.say(f"trace time goes on: it stood still for {stood_s:.1f} s")
+            self._recorder.say(f"trace time continues after a pause of {stood_s:.1f} s")
         elif hold is Hold.STOPPING and not self._executor.flights:
             raise RunStoppedError(
-                f"stopped by the operator: {self._saved()}; what was measured is in {self._recorder.directory.path}"
+                f"stopped by the operator: {self._saved()}; measured data is in {self._recorder.directory.path}"
             )
         return self._standstill.hold is not Hold.NONE
 
     def take_over(self) -> bool:
-        """Carry on the order that a lost controller was given; return whether trace time stands still for it."""
+        """Continue the order that was in force when a controller was lost; return whether it stops trace time."""
         hold = self._standstill.hold
         if hold is Hold.RESUMING:
             self._plan({job for job, target in self._cluster.targets().items() if self._is_open(target.nodes)})
@@ -136,18 +136,18 @@ class Orders:
         return True
 
     def _changes(self, request: Request) -> bool:
-        """Whether a drain, a return or a close is not in force yet."""
+        """Whether a drain, a return or a close would change anything."""
         if request.order == "close":
             return self._cluster.history.awaits_jobs
         return self._cluster.history.nodes[self._number(request.node)].drained is not (request.order == "drain")
 
     def _stand_still(self, request: Request, by: str) -> None:
-        """Stop trace time at the time of the order's entry, which takes a while to write."""
+        """Stop trace time, and journal the order with this time; the write of the entry itself takes time."""
         stood = self._clock.stands
         self._clock.stop()
         try:
             self._journal(request, by)
-        except BaseException:  # cancellation, too: without its entry the order was not given
+        except BaseException:  # also for cancellation: without its entry the order is not in force
             if not stood:
                 self._clock.go_on()
             raise
@@ -158,7 +158,7 @@ class Orders:
         self._recorder.say(f"order of the operator: {request.order}{about}")
 
     def _plan(self, running: Collection[int]) -> None:
-        """Let these jobs of the last decision run, and save all others."""
+        """Submit the plan that runs these jobs of the last decision and saves all others."""
         targets = {job: target for job, target in self._cluster.targets().items() if job in running}
         self._executor.submit(plan([live.status() for live in self._cluster.movable()], targets, self._live))
 
@@ -169,7 +169,7 @@ class Orders:
     # --- waiting for effects ---------------------------------------------------------------------------------
 
     def _coming_back(self) -> list[LiveJob]:
-        """Return the jobs that were saved for the pause, can be restored, and are not yet."""
+        """Return the jobs that were saved for the pause, can be restored, and are not restored yet."""
         return [live for live in self._cluster.placeable() if self._comes_back(live)]
 
     def _comes_back(self, live: LiveJob) -> bool:
@@ -215,14 +215,14 @@ class Orders:
         if hold is not _DONE[request.order]:
             return self._answer(f"the run is {hold or 'running'} by a later order", changed=changed)
         if request.order == "continue":
-            return self._answer("the run goes on", done=True, changed=changed)
+            return self._answer("the run continues", done=True, changed=changed)
         left = tuple(live.job_id for live in self._still_runs())
         what = "paused" if request.order == "pause" else "stopped"
         text = f"the run is {what}: {self._saved()}"
         return self._answer(text, done=not left, changed=changed, jobs=left)
 
     def _in_force(self, request: Request, *, changed: bool) -> Answer:
-        """Return what a drain, a return or a close has brought about."""
+        """Return the answer to a drain, a return or a close that is in force."""
         match request.order:
             case "drain":
                 drained = self._cluster.history.nodes[self._number(request.node)].drained

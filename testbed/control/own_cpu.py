@@ -1,4 +1,4 @@
-"""The CPU time of the controller and of a broker that it started: points that tell its own load from that of others."""
+"""Records the CPU time of the controller and of a broker that it started, to separate this load from other load."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import psutil
 from testbed.control.recorder import Recorder
 
 _EVERY_S = 1.0
-_BROKER = "mosquitto"  # another broker runs in this process
+_BROKER = "mosquitto"  # the embedded broker runs in this process
 
 
 class OwnCpu:
-    """Records it once a second until it is cancelled."""
+    """Writes one point per second with the CPU times."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -22,7 +22,7 @@ class OwnCpu:
         self._broker = next((child for child in children if _name(child) == _BROKER), None)
 
     async def run(self) -> None:
-        """See the class."""
+        """Write points until cancelled."""
         while True:
             fields = {"cpu_s": time.process_time(), "broker_cpu_s": self._broker_cpu_s()}
             self._recorder.point("controller", {}, fields)
@@ -33,7 +33,7 @@ class OwnCpu:
             return 0.0
         try:
             times = self._broker.cpu_times()
-        except psutil.Error:  # it was started again: its time counts no more
+        except psutil.Error:  # the process has ended: a broker that was started again is not measured
             return 0.0
         return float(times.user + times.system)
 

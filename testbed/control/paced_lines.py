@@ -1,4 +1,4 @@
-"""Rate limit for screen lines caused by nodes: a few at once per node, then one every few seconds."""
+"""Rate limit per node for screen lines that nodes cause: a burst, then one line every few seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Node:
 
 
 class PacedLines:
-    """Hands lines to `say`; lines beyond their node's quota are counted in its next one."""
+    """Passes lines to `say`; a node's lines beyond its quota are counted, and its next line has their number."""
 
     def __init__(self, say: Callable[[str], None], now_s: Callable[[], float]) -> None:
         self._say = say
@@ -25,7 +25,7 @@ class PacedLines:
         self._nodes: dict[str, _Node] = {}
 
     def put(self, name: str, text: str) -> None:
-        """Show a line that this node has caused."""
+        """Show a line that this node has caused, or count it as left out."""
         node = self._nodes.setdefault(name, _Node(Bucket(_QUOTA, self._now_s)))
         if not node.bucket.take(1):
             node.left_out += 1

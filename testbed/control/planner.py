@@ -1,9 +1,9 @@
-"""Plans: from the actual and the intended state to actions with preconditions.
+"""Plans: actions with preconditions that lead from the actual state of jobs to the intended one.
 
 A plan is pure data. Its actions start as soon as their preconditions hold, in any order: `after` names actions of the
 same plan that must have succeeded, and the memory that an action needs must be free on its nodes. One more precondition
-applies to all: a job takes part in one operation at a time, so an action on a job that is still busy with an earlier
-plan waits for that. A live migration holds memory at both ends until it is over.
+applies to all: a job takes part in one operation at a time, so an action waits until an operation of an earlier plan on
+the same job has ended. A live migration holds memory at both ends until it is over.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Verb(StrEnum):
 class JobStatus:
     """The state of a job after its operation in flight, if any.
 
-    `running_on` and `saved_on` give the node of each task; both are None for a job that was never started. `live`: it
-    may migrate live.
+    `running_on` and `saved_on` give the node of each task; both are None for a job that was never started. With `live`
+    the job may migrate live.
     """
 
     job_id: int
@@ -62,7 +62,7 @@ NO_MOVES_LIVE = MoveRules(frozenset(), ())
 
 @dataclass(frozen=True, slots=True)
 class PlannedAction:
-    """One action on one job. `nodes` are the intended nodes of its tasks (save: the present ones)."""
+    """One action on one job. `nodes` are the intended nodes of its tasks; for a save their present nodes."""
 
     verb: Verb
     job_id: int
@@ -91,10 +91,11 @@ def _leaving_mib(job: JobStatus, there: Sequence[int]) -> Counter[int]:
 def live_moves(jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: MoveRules) -> dict[int, tuple[int, ...]]:
     """Return the jobs that can migrate live, in an order in which memory suffices, and their new nodes.
 
-    Memory at the destination is taken before memory at the source is free, so migrations can deadlock in a circle. A
-    migration counts as possible if its targets have room for all their intended guests and for guests that only a later
-    migration of the order takes away. Then it never blocks forever, in whatever order other actions are executed. When
-    none of the remaining ones is possible, the job with the least memory is saved and restored instead.
+    A migration takes memory at the destination before it frees memory at the source, so migrations can deadlock in a
+    circle. A migration counts as possible if its targets have memory for all their intended guests, and for the guests
+    that only a later migration of the order removes. Such a migration never blocks forever, whatever the order of other
+    actions. If none of the remaining migrations is possible, the job with the least memory is saved and restored
+    instead.
     """
     moves: dict[int, tuple[JobStatus, tuple[int, ...]]] = {}
     final_mib: Counter[int] = Counter()
@@ -138,8 +139,8 @@ def plan(
 ) -> tuple[PlannedAction, ...]:
     """Return the actions that lead from the jobs' actual state to the wanted one; an unwanted job is saved.
 
-    Saves come first, as they free the memory that the others wait for; then cuts of caps, then raises, then live
-    migrations (see `live_moves`), then the rest in the order of the jobs.
+    The order is: saves, which free the memory that other actions need; reductions of caps; increases of caps; live
+    migrations (see `live_moves`); all others in the order of the jobs.
     """
     moves = live_moves(jobs, wanted, live)
     by_id = {job.job_id: job for job in jobs}
@@ -179,9 +180,10 @@ def plan(
 def _staged(
     saves: list[PlannedAction], chains: list[list[PlannedAction]], jobs: Mapping[int, JobStatus], rules: MoveRules
 ) -> tuple[list[PlannedAction], list[list[PlannedAction]]]:
-    """Return the saves in an order in which they are needed, each after others at its nodes; chains follow theirs.
+    """Return the saves in the order in which their memory is needed, with limited concurrency, and adjusted chains.
 
-    Where a node may make any number of saves at once, there is nothing to change.
+    Each save depends on earlier saves on its nodes, and chains refer to the new positions of their saves. Without a
+    limit of concurrent saves the arguments are returned unchanged.
     """
     at_once = rules.saves_at_once
     if at_once is None:
@@ -222,7 +224,7 @@ def _resume(
 
 
 def _placed(action: PlannedAction, position: int) -> PlannedAction:
-    """Give a chain's relative `after` its place in the plan."""
+    """Replace the relative `after` of an action in a chain by its position in the plan."""
     if _PREVIOUS not in action.after:
         return action
     return PlannedAction(action.verb, action.job_id, action.nodes, action.yield_frac, (position - 1,), action.needs_mib)

@@ -1,4 +1,4 @@
-"""The jobs of a run before they can start: their kinds, how fast each kind works, and the guests of each job."""
+"""Preparation of the jobs of a run: their kinds, the dedicated rate of each kind, and the guests of each job."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from testbed.scheduling.workload.jobs import Job
 
 
 class Preparation:
-    """Of the `jobs` of a run, and of those that users give while it goes on, if it is `serving`.
+    """Prepares the `jobs` of a run, and the jobs that users submit during a run that is `serving`.
 
-    `measured` are the rates from before the run; None if the scenario gives them. A resumed run measures none: it has
-    those of the `lost` controller.
+    `measured` are the rates measured before the run; None if the scenario gives them. A resumed run measures no rates,
+    but takes those of the `lost` controller.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Preparation:
         self._run_tag = run_tag
         self._serving = serving
         self.measured: MeasuredRates | None = None if lost is None else lost.measured
-        # those of the jobs come first, so that a resumed run, which measures no rates, has the same
+        # the addresses of jobs come first, so that a resumed run, which measures no rates, assigns the same addresses
         self._more_addresses = addresses_of(scenario)
         self._addresses = list(islice(self._more_addresses, sum(job.tasks for job in jobs)))
         if serving is not None:
@@ -54,15 +54,15 @@ class Preparation:
                 self.measured = replace(self.measured, by_job=serving.by_job)
 
     def kinds(self, nodes: int) -> dict[Shape, Job]:
-        """Return a job for each kind of job that there is, or that users may give to a lab of so many nodes."""
+        """Return one job of each kind of the run, or of each kind that users may submit to this number of nodes."""
         return representatives(self._jobs, nodes) if self._serving is None else self._serving.representatives()
 
     async def rates(
         self, fleet: Fleet, kinds: Mapping[Shape, Job], recorder: Recorder, display: Display
     ) -> dict[Shape, float]:
-        """Return the work units per second of a core for each kind, measured unless the scenario gives them.
+        """Return the work units per second and core of each kind, measured unless the scenario gives them.
 
-        Nodes of a dry run have a speed of their own, which is measured.
+        A dry run always measures, because its nodes have their own speed.
         """
         given = self._scenario.programs.units_per_core_s
         if given is not None and not recorder.directory.is_dry:
@@ -80,7 +80,7 @@ class Preparation:
         fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
         rates = await measure(lab, kinds)
         told = [speed for speed in speeds if speed > 0.0]
-        probed_units_per_s = median(told) if told else None  # a probe that was interrupted is too slow
+        probed_units_per_s = median(told) if told else None  # not the mean: an interrupted probe is too slow
         by_job: Mapping[int, float] = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
         if self._serving is not None:
             by_job = self._serving.by_job
@@ -100,7 +100,7 @@ class Preparation:
     def one(
         self, fact: NodeFacts, rates: Mapping[Shape, float], job: Job, addresses: Iterator[str]
     ) -> PreparedJob:  # fmt: skip
-        """Return a job that a user gives, with its guests."""
+        """Return a job that a user submits, with its guests."""
         (prepared,) = self._prepare([job], fact, rates, addresses)
         return prepared
 
@@ -116,7 +116,7 @@ class Preparation:
         )  # fmt: skip
 
     def _core_units_per_s(self) -> float:
-        """Return the speed of a core that work as CPU time is counted by: measured, or that of the scenario."""
+        """Return the core speed that converts work to CPU time: the measured one, else that of the scenario."""
         given = self._scenario.programs.units_per_core_s
         measured = 0.0 if self.measured is None else self.measured.core
         return measured or given or 1.0

@@ -15,11 +15,12 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=MOST_TRACE_S)]
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", forbid_unknown_fields=True):
-    """A job: `tasks` tasks, each with a part of a node's CPU and memory, and work for `work_s` wall seconds.
+    """A job of `tasks` tasks, with the needs of a task as fractions of a node, and `work_s` of work.
 
-    They would take that long on nodes of their own. `estimate_s` is the user's estimate of it, for policies that need
-    one. For an `urgent` job others may be paused. Without a `program` its tasks run the scenario's. `least_yield_frac`
-    is the yield that it is to have whenever it runs, under policies that know guarantees.
+    `work_s` is the run time on dedicated nodes, in wall seconds, and `estimate_s` the user's estimate of it, for
+    policies that need one. Other jobs may be paused for an `urgent` job. Without a `program` the tasks run the default
+    program of the scenario. `least_yield_frac` is the guaranteed yield of the running job, under policies that support
+    guarantees.
     """
 
     tasks: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
@@ -33,13 +34,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", forbid_unk
 
 
 class Show(msgspec.Struct, frozen=True, kw_only=True, tag="show", forbid_unknown_fields=True):
-    """What jobs are there? Those that have ended are shown with `ended` only."""
+    """Request for the list of jobs; with `ended` it includes the jobs that have ended."""
 
     ended: bool = False
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True, tag="delete", forbid_unknown_fields=True):
-    """End a job. Its user and root may ask for that."""
+    """Request to end a job, permitted to its user, the controller's user and root."""
 
     job: Annotated[int, msgspec.Meta(ge=0)]
 
@@ -48,7 +49,7 @@ Request: TypeAlias = Submit | Show | Delete
 
 
 class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of the lab; times are wall seconds until now, `nodes` the names of the nodes of its tasks."""
+    """A job of the lab; times are wall seconds until now, `nodes` has the names of the nodes of its tasks."""
 
     job: int
     user: str
@@ -67,13 +68,13 @@ class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
-    """The job is in the queue: it outlasts a loss of the controller's machine."""
+    """The job is in the queue, durable: it survives a crash of the controller's machine."""
 
     job: int
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, tag="queue"):
-    """The jobs, in order of submission; `state` is that of the lab: `running`, `closed` or a pause by its operator."""
+    """The jobs, in order of submission; `state` is `running`, `closed`, or the operator's hold such as `paused`."""
 
     lab: str
     policy: str
@@ -88,7 +89,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True, tag="deleted"):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The request is not carried out; `mistaken` if it was wrong."""
+    """The request was refused; `mistaken` if the request is invalid."""
 
     text: str
     mistaken: bool = False

@@ -1,8 +1,8 @@
-"""The Unix socket of a served lab, by which its machine's users give it jobs, and the client's end of it.
+"""The Unix socket of a served lab, through which the users of its machine submit jobs, and its client.
 
-It is in a folder that the users can reach: `/run/dfrs-testbed-queue` of a controller that is root, else the user's own
-folder for such files. Its mode is that of `ServeTable.access`. The kernel says who asks, so nobody can speak for
-another user.
+The socket is in a folder that users can reach: `/run/dfrs-testbed-queue` for a controller of root, else the user's own
+runtime folder. Its mode follows from `ServeTable.access`. The kernel reports the user of a client, so that no user can
+act as another one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Who may connect: the controller's user and root, and a group, or all users."""
+    """The users who may connect, beside root and the controller's user: a group, or everybody."""
 
     group: int | None = None
     everybody: bool = False
@@ -43,7 +43,7 @@ class Access(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, access: str) -> Access:
-        """Return who may connect by `ServeTable.access`; raises `UserError` for a group that is not there."""
+        """Return the access that `ServeTable.access` describes; raises `UserError` for an unknown group."""
         _, _, group = access.partition("group:")
         if not group:
             return cls(everybody=access == "everybody")
@@ -65,7 +65,7 @@ def _own_folder() -> Path:
 
 @contextlib.asynccontextmanager
 async def taking_jobs(intake: Intake, lab: str, access: Access) -> AsyncIterator[Path]:
-    """Take jobs at the lab's socket; yields its path. Raises `RunError` if there can be none."""
+    """Take jobs at the lab's socket; yields its path. Raises `RunError` if the socket cannot be created."""
 
     async def answer(line: bytes, peer: Peer) -> bytes:
         try:
@@ -79,7 +79,7 @@ async def taking_jobs(intake: Intake, lab: str, access: Access) -> AsyncIterator
             return _refusal(str(error))
 
     def may(peer: Peer) -> str:
-        del peer  # the socket's mode says it
+        del peer  # the mode of the socket restricts access
         return ""
 
     path = place(lab, root=os.geteuid() == 0)
@@ -88,13 +88,13 @@ async def taking_jobs(intake: Intake, lab: str, access: Access) -> AsyncIterator
         serving = answering(Counter(answer, _refusal, may, f"jobs for lab {lab}"), path, access.mode, access.group)
         await (stack := contextlib.AsyncExitStack()).enter_async_context(serving)
     except OSError as error:
-        raise RunError(f"{path}: no socket for jobs can be made: {error.strerror or error}") from error
+        raise RunError(f"{path}: cannot create the socket for jobs: {error.strerror or error}") from error
     async with stack:
         yield path
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder of sockets; only its owner may write there. Raises `OSError` for a folder of somebody else."""
+    """Create the folder of sockets, writable by its owner only; raises `OSError` for a folder of another user."""
     folder.mkdir(mode=0o755, exist_ok=True)
     if not _is_own(folder):
         raise OSError(0, f"{folder} is not a folder in which this user alone can write")
@@ -102,7 +102,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _is_own(folder: Path) -> bool:
-    """Return whether this user alone can write in a folder, as another one may have made it in a common place."""
+    """Return whether only this user can write in a folder: in a shared place another user may have created it."""
     try:
         found = folder.lstat()
     except OSError:
@@ -119,14 +119,14 @@ def user_name(uid: int) -> str:
 
 
 def send(lab: str, request: Request) -> Answer:
-    """Ask the controller of a served lab; the lab of this user goes before one of root.
+    """Send a request to the controller of a served lab; a lab of this user takes precedence over one of root.
 
     Raises `RunError` if the lab is not served, or its controller does not answer.
     """
     own, common = place(lab, root=False), place(lab, root=True)
     path = own if _is_own(own.parent) and own.exists() else common
     if not path.exists():
-        raise RunError(f"lab {lab} is not served on this machine: `testbed serve` begins that")
+        raise RunError(f"lab {lab} is not served on this machine: start `testbed serve`")
     line = ask(path, msgspec.json.encode(request), _WAIT_S, MOST_ANSWER_BYTES)
     try:
         return _ANSWERS.decode(line)

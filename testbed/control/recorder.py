@@ -50,14 +50,14 @@ class CapWindow:
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes to the run directory, and keeps the ledger of the run: what is in the journal is in its history, too.
+    """Writes to the run directory, and keeps the ledger of the run: its history has all events of the journal.
 
-    `now_s` is wall seconds since the run began, `anchor_ns` the Unix time of that moment; `watch(trace_s, text)` gets
-    one line for each event of interest to the user. `tau_s` bounds the stretch from below. `past` is the state of a run
-    that another controller has begun.
+    `now_s` returns wall seconds since the run began, and `anchor_ns` is the Unix time of that moment.
+    `watch(trace_s, text)` gets one line for each event of interest to the user. `tau_s` is the threshold of the bounded
+    stretch. `past` is the history of a run that another controller began.
 
-    A point that does not fit the schema is a bug, but no reason to lose a run: it is left out, reported once for each
-    measurement and field, and counted in `refused`. A dry run, whose loss costs little, fails for it at its end.
+    A point that does not fit the schema is a bug, but must not end a run: it is left out, reported once per measurement
+    and field, and counted in `refused`. A dry run, whose loss costs little, fails at its end because of it.
     """
 
     directory: RunDirectory
@@ -92,11 +92,11 @@ class Recorder:
         self.acts.note(self._name(node), kind, what)
 
     def say_of(self, node: str, text: str) -> None:
-        """Show one line that a node has caused; their rate is limited, so that no node can fill the screen."""
+        """Show one line that a node has caused, at a limited rate, so that no node can fill the screen."""
         self._lines.put(node, text)
 
     def time_ns(self) -> int:
-        """Unix time by the run's one anchor and the monotonic clock."""
+        """Unix time of now in nanoseconds: the anchor of the run plus the monotonic clock."""
         return self.anchor_ns + int(self.now_s() * 1e9)
 
     def times(self) -> tuple[float, float]:
@@ -105,7 +105,7 @@ class Recorder:
 
     @property
     def history(self) -> History:
-        """The state of the run after all that is in the journal."""
+        """The state of the run after all events of the journal."""
         return self.ledger.history
 
     def journal(self, event: events.Event) -> bool:
@@ -134,7 +134,7 @@ class Recorder:
     def point(
         self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int | None = None
     ) -> None:
-        """Append one point of Unix time `time_ns`, or of now; one that does not fit the schema is refused."""
+        """Append one point with Unix time `time_ns`, by default now; refuse a point that does not fit the schema."""
         try:
             self.directory.point(measurement, tags, fields, self.time_ns() if time_ns is None else time_ns)
         except PointError as error:
@@ -145,28 +145,28 @@ class Recorder:
                 self.say(f"a measurement is left out each time: {error}")
 
     def stage(self, stage: str, elapsed_s: float) -> None:
-        """A stage of the run is over."""
+        """Record the end of a stage of the run."""
         self.point("run", {"stage": stage}, {"elapsed_s": elapsed_s})
 
     def calibration(self, units_per_core_s: Mapping[str, float]) -> None:
-        """The dedicated rates of each shape of job are known."""
+        """Record the dedicated rate of each shape of job."""
         for shape, rate in units_per_core_s.items():
             self.point("calibration", {"shape": shape}, {"units_per_core_s": rate})
 
     def node(self, name: str, standing: Standing, reason: str) -> None:
-        """A node left, returned, or has another agent."""
+        """Record that a node is suspect or lost, has returned, or has a new agent."""
         online = standing is Standing.ONLINE
         self.journal(events.Node(*self.times(), node=name, online=online, standing=standing.value, reason=reason))
         self.point("node_state", {"node": name}, {"online": online, "reason": "" if online else reason})
         self.say_of(name, f"node {name} is {standing.value}: {reason}")
 
     def limit(self, name: str, limit: AgentLimit, text: str) -> None:
-        """A node's agent has reached a bound of its own, or is below it again."""
+        """Record that an agent has reached a bound on its own resources, or is below it again."""
         self.journal(events.Limit(*self.times(), node=name, **msgspec.structs.asdict(limit)))
         self.say(text)
 
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
-        """The policy decided, in `decide_s` seconds, on the jobs in the system, whose targets are set already."""
+        """Record a decision that took `decide_s` seconds, on the jobs in the system, whose targets are set already."""
         self.decide_s.append(decide_s)
         needs = {live.job_id: live.job.cpu_need_frac * live.job.tasks for live in active}
         yields = {job: target.yield_frac for job, target in targets.items()}
@@ -189,17 +189,17 @@ class Recorder:
         )
 
     def job(self, live: LiveJob, state: JobState, text: str = "", images_on: Sequence[int] = ()) -> None:
-        """A job changed its state; one that failed has a function of its own.
+        """Record a change of a job's state; for failures see `fail`.
 
-        `images_on` are the nodes of the images from which it runs again.
+        `images_on` are the nodes of the images from which a job restarts.
         """
         self._job(live, state, detail=text or None, images_on=images_on)
         self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
     def fail(self, live: LiveJob, why: Failure, *, withdrawn: bool = False) -> None:
-        """A job fails, unless it has failed already; its entry always has a code.
+        """Record that a job fails, unless it has failed already; its entry always has a code.
 
-        A withdrawn job is to run again, and fails only if that is what `withdrawn` means: it cannot.
+        A withdrawn job is about to restart, and fails only with `withdrawn`: the restart is impossible.
         """
         if live.state.failure_code is not None or (live.state.withdrawn and not withdrawn):
             return
@@ -207,7 +207,7 @@ class Recorder:
         self.say(f"job {live.job_id} failed ({why.code}): {why.text}")
 
     def stranded(self, live: LiveJob, why: Failure | None) -> None:
-        """A job cannot be placed while nodes are lost, or can be placed again."""
+        """Record that a job cannot be placed while nodes are lost, or that it can be placed again."""
         code, detail = (None, None) if why is None else (why.code.value, why.text)
         self.journal(events.Stranded(*self.times(), job=live.job_id, code=code, detail=detail))
 
@@ -235,7 +235,7 @@ class Recorder:
         self.point("job", {"job": str(live.job_id)}, fields)
 
     def where(self, nodes: Sequence[int]) -> str:
-        """Name nodes, with the number of tasks on each."""
+        """Return the names of nodes, with the number of tasks on each."""
         names = [self._name(node) for node in sorted(set(nodes))]
         counts = [nodes.count(node) for node in sorted(set(nodes))]
         return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in zip(names, counts, strict=True))
@@ -247,7 +247,7 @@ class Recorder:
     def intent(
         self, number: int, action: PlannedAction, guests: Sequence[str], images: Sequence[str] = ()
     ) -> None:  # fmt: skip
-        """An operation is about to begin; written before its first command. Raises `RunError` if the write fails."""
+        """Journal an operation before its first command; raises `RunError` if the write fails."""
         self.journal(
             events.Intent(
                 *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
@@ -260,11 +260,11 @@ class Recorder:
         self.say(f"    {action.verb.value} job {action.job_id} on {self.where(action.nodes)}{at}")
 
     async def durable(self) -> None:
-        """Wait until all entries until now survive a loss of power; raises `RunError` if they cannot be written."""
+        """Wait until all present entries survive a loss of power; raises `RunError` if they cannot be written."""
         await self.directory.durable(self.ledger.written)
 
     def no_room(self, job: int, verb: Verb, short: Shortage) -> None:
-        """An operation on a job is not carried out, as a node has no room for its images."""
+        """Record that an operation on a job waits, because a node has no space for its images."""
         self.journal(events.NoRoom(*self.times(), job=job, verb=verb.value, **asdict(short)))
         self.say(
             f"    no {verb.value} of job {job}: it needs {short.needed_mib} MiB on {self._name(short.node)}, "
@@ -276,10 +276,10 @@ class Recorder:
         phases: Mapping[str, float], code: str | None = None, caps_cores: Sequence[float] = (),
         reason: str | None = None, images: Sequence[ImageRef] = (),
     ) -> None:  # fmt: skip
-        """An operation ended, with `code` if it failed.
+        """Record the end of an operation, with `code` if it failed.
 
-        `caps_cores` are the caps in force after it by task, as read back, if it set some; `reason` is the reason of the
-        preemption or migration that began with it; `images` are the images written.
+        `caps_cores` are the caps in force after it, by task and as read back, if the operation set caps. `reason` is
+        the reason of the preemption or migration that began with it; `images` are the images written.
         """
         self.journal(
             events.Outcome(
@@ -300,14 +300,14 @@ class Recorder:
             self.point("action_phase", tags, {"elapsed_s": value})
 
     def rescheduling(self, account: events.Rescheduling) -> None:
-        """A preemption or migration is complete."""
+        """Record a complete preemption or migration."""
         self.journal(account)
         fields: dict[str, Value] = {name: getattr(account, name) for name in (*_PHASES, *_AMOUNTS)}
         tags = {"job": str(account.job), "reason": account.reason, "mechanism": account.mechanism}
         self.point("rescheduling", tags, {**fields, **_rates(account), "moved_tasks": account.moved_tasks})
 
     def migration(self, *, job: int, task: int, source: int, target: int, **entry: Any) -> None:
-        """A guest migrated live, with the costs; or failed to, with `error` and the guests on the nodes then.
+        """Record a live migration of a guest with its costs, or its failure with `error` and the guest's location.
 
         `entry` has the other fields of `events.Migration`.
         """
@@ -322,7 +322,7 @@ class Recorder:
         self.point("migration", tags, fields)
 
     def cap_drift(self, tags: Mapping[str, str], found_cores: float, expected_cores: float) -> None:
-        """The cap in force of the guest of `tags` (node, job, task) differs from the expected one; -1 for no cap."""
+        """Record that the cap in force of a guest (tags node, job, task) differs from the expected one; -1: no cap."""
         self.point("cap_drift", tags, {"found_cores": found_cores, "expected_cores": expected_cores})
         self.say_of(
             tags["node"],
@@ -340,7 +340,7 @@ class Recorder:
         return self.node_names[node] if node < len(self.node_names) else str(node)
 
     def cap_window(self, tags: Mapping[str, str], window: CapWindow) -> None:
-        """A window of constant cap is over."""
+        """Record a window of constant cap that is over."""
         self.cap_windows.append(window)
         fields = asdict(window)
         del fields["program"]

@@ -1,8 +1,11 @@
-"""Takeover of the nodes by a resumed controller: every node reports its guests and images, which are adopted.
+"""Takeover of the nodes by a resumed controller: every node reports its guests and images.
 
-Guests that went on are adopted, with the caps that they should have. Guests and images that belong to no job any more
-are removed. Jobs whose guests are gone fail or start again, as the scenario says. Operations that were under way are
-carried on. Only then does trace time go on.
+* Guests that continued to run are adopted, and their caps are set.
+* Guests and images that belong to no job any more are removed.
+* Jobs whose guests are gone fail or restart, as the scenario specifies.
+* Operations that were in progress continue.
+
+Trace time continues after all of this.
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ from testbed.run.phases import Phase
 
 
 class Recovery:
-    """Takes the nodes of a resumed run over; its parts are those of the conductor.
+    """Takes over the nodes of a resumed run, with the components of its conductor.
 
-    `leased_s` is when the lease was taken, by the loop's clock: until then an earlier controller may renew fences.
+    `leased_s` is the time at which the lease was taken, on the loop's clock. Before it an earlier controller may have
+    renewed fences.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class Recovery:
         self._prefix = f"dfrs-{run_tag}-"
 
     async def run(self) -> None:
-        """Adopt the guests, resume the operations that were under way, and journal that the run has recovered."""
+        """Adopt the guests, continue the operations that were in progress, and journal that the run has recovered."""
         found = await asyncio.gather(*(self._ask(node) for node in self._fleet.nodes))
         there = {node: guests for node, guests in enumerate(found) if guests is not None}
         samples = {sample.guest: sample for guests in there.values() for sample in guests.guests}
@@ -66,12 +70,12 @@ class Recovery:
             events.Recovered(*times, blind_s=round(blind_s, 6), adopted=adopted, carried_on=carried_on)
         )
         self._recorder.say(
-            f"the run goes on: it was without a controller for {blind_s:.1f} s; {len(adopted)} jobs went on meanwhile, "
-            f"{len(carried_on)} operations are carried on"
+            f"the run continues after {blind_s:.1f} s without a controller; {len(adopted)} jobs ran meanwhile, "
+            f"{len(carried_on)} operations continue"
         )
 
     async def _ask(self, node: Node) -> Guests | None:
-        """Return what a node holds, None if it cannot be asked."""
+        """Return the guests and images of a node, None if it does not answer."""
         known = self._cluster.history.nodes[node.index]
         found: Guests | None = None
         if node.online:
@@ -123,7 +127,7 @@ class Recovery:
         }
 
     def _lose(self, there: Mapping[int, Guests]) -> None:
-        """Lose the jobs of which a guest or an image is gone from a node that was asked."""
+        """Fail or restart the jobs of which a guest or an image is gone from a node that answered."""
         for live in self._cluster.active():
             state = live.state
             if state.withdrawn or state.flight is not None:
@@ -136,7 +140,7 @@ class Recovery:
                 self._losses.lose(live, Failure(code, f"node {name} {what}, after a time without a controller"))
 
     def _gone(self, live: LiveJob, there: Mapping[int, Guests]) -> int | None:
-        """Return a node that was asked and does not have what the job left there, None if there is none."""
+        """Return a node that answered and lacks a guest or an image of the job, None if there is no such node."""
         state = live.state
         for task, spec in enumerate(live.specs):
             if state.running_on is not None and state.phase is Phase.RUNNING:
@@ -151,7 +155,7 @@ class Recovery:
         return None
 
     async def _adopt(self, samples: Mapping[str, GuestSample]) -> tuple[int, ...]:
-        """Take over the guests of running jobs on which no operation was under way; return the jobs."""
+        """Take over the guests of running jobs without an operation in progress; return the ids of these jobs."""
         running = [
             live
             for live in self._cluster.active()

@@ -1,4 +1,4 @@
-"""A recorded run's decisions, recomputed by the same policy code."""
+"""Recomputation of a recorded run's decisions by its policy, to check that they are reproduced."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Second copies of the images of saved jobs, on other nodes: what a lost node or a damaged file takes is there again.
+"""Second copies of the images of saved jobs on other nodes, as replacements after the loss of a node or an image.
 
-Copies are made beside the operations of other jobs, after a save. They are in the journal before they begin, so that
-their remains are removed with the job's images whatever happens.
+Copies are made after a save, concurrently with operations on other jobs. A copy is journalled before it begins, so that
+an incomplete copy is always removed together with the job's images.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Replicas:
         self._lost: frozenset[int] = frozenset()
 
     def begin(self, live: LiveJob) -> None:
-        """Copy the images of a saved job that have no second copy; a copy in progress goes on."""
+        """Copy the images of a saved job that have no second copy; copies in progress continue."""
         state = live.state
         if not self._count or state.phase is not Phase.SAVED or state.withdrawn or self._under_way.get(live.job_id):
             return
@@ -62,7 +62,7 @@ class Replicas:
     def _begin(self, live: LiveJob, task: int, home: int, image: ImageRef) -> None:
         node = self._place(home, image)
         if node is None:
-            self._tell(live, task, image, FAILED, error="no other node can be reached and has room for it")
+            self._tell(live, task, image, FAILED, error="no other node can be reached and has space for it")
             return
         self._tell(live, task, image, BEGUN, node)
         order = -next(self._orders)  # numbers of operations are positive
@@ -72,7 +72,7 @@ class Replicas:
         self._aside(self._wait(live.job_id, copying), f"copy image of job {live.job_id}")
 
     def _place(self, home: int, image: ImageRef) -> int | None:
-        """Return the node with the most room that can take a copy, the first of equal ones; None if there is none."""
+        """Return the node with the most free image space that can take a copy; the first of equal nodes, or None."""
         found: tuple[float, int] | None = None
         for node in range(len(self._cluster.history.nodes)):
             open_there = node != home and self._cluster.reachable(node) and self._cluster.takes_guests((node,))
@@ -105,19 +105,20 @@ class Replicas:
             copying.result()
 
     def cancel(self, live: LiveJob) -> None:
-        """Give up the copies of a job that are in progress."""
+        """Cancel the copies of a job that are in progress."""
         for copying in self._under_way.get(live.job_id, ()):
             copying.cancel()
 
     def close(self) -> None:
-        """Give up all copies in progress."""
+        """Cancel all copies in progress."""
         for copying in itertools.chain(*self._under_way.values()):
             copying.cancel()
 
     def sources(self, live: LiveJob, targets: Sequence[int]) -> tuple[int, ...]:
-        """Return the nodes, by task, from which to copy a job's images; a target that has a complete copy is its own.
+        """Return the nodes, by task, from which to copy a job's images to `targets`.
 
-        Where a job is restored from counts, unless that node is lost and another copy is not.
+        A target with a complete copy is its own source. Otherwise the source is the node on which the job is saved, or
+        another node with a complete copy if that node has none any more.
         """
         found = []
         for home, target, image in zip(live.state.saved_on or (), targets, live.images(), strict=True):
@@ -126,7 +127,7 @@ class Replicas:
         return tuple(found)
 
     def _others(self, live: LiveJob, image: str, but: set[int]) -> Iterator[int]:
-        """Return the nodes, but these, that may have an image, those with a certainly complete copy first."""
+        """Yield the reachable nodes that may have an image, except `but`; nodes with a complete copy come first."""
         whole = self._whole(live, image)
         holders = [holder for holder, name in sorted(live.state.image_holders) if name == image]
         for holder in dict.fromkeys((*whole, *holders)):
@@ -134,9 +135,9 @@ class Replicas:
                 yield holder
 
     async def repair(self, live: LiveJob, action: PlannedAction, failure: TestbedError, done: set[str]) -> bool:
-        """After an operation failed for an image that is damaged or missing: fetch it again, from another node.
+        """Fetch a damaged or missing image from another node, after an operation failed because of it.
 
-        Returns whether that succeeded. It is tried once for each image; `done` has the names of those before.
+        Returns whether that succeeded. The repair is tried once per image; `done` has the names of all tried images.
         """
         order = failure.action if isinstance(failure, CommandFailedError) else None
         image = order.image if isinstance(order, Start | FetchImage) else None
@@ -155,7 +156,7 @@ class Replicas:
         return False
 
     def go_on_from_copies(self) -> None:
-        """Let saved jobs whose images were on a lost node go on from other copies of them; copy those once more."""
+        """Switch saved jobs whose images were on a lost node to other copies, and begin second copies of these."""
         lost = frozenset(index for index, node in enumerate(self._cluster.history.nodes) if node.lost)
         changed, self._lost = lost != self._lost, lost
         for live in self._cluster.active() if lost else ():
@@ -168,7 +169,7 @@ class Replicas:
                 if home in lost and there:
                     self._tell(live, task, image, USED, there[0])
                     used = True
-            if used or changed:  # else it was tried before, and is in the journal
+            if used or changed:  # otherwise the copy was already tried, and journalled
                 self.begin(live)
 
     def older(self, live: LiveJob) -> tuple[str, ...]:
@@ -177,7 +178,7 @@ class Replicas:
         return tuple(sorted({name for _, name in live.state.image_holders if name not in present}))
 
     def kept_at(self, nodes: frozenset[int]) -> list[LiveJob]:
-        """Return running jobs with images on these nodes, which are kept for the case that the jobs start again."""
+        """Return running jobs with images on these nodes that are kept only for a possible restart of the jobs."""
         return [
             live
             for live in (self._cluster.active() if self.keeps else ())

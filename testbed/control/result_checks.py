@@ -1,11 +1,12 @@
-"""Checks of done jobs' checksums, which the controller computes and compares itself.
+"""Verification of the checksums of done jobs by the controller.
 
-Agents compare while their guests run and report a wrong result at once, but an agent may lie. The controller compares
-as many as time permits after the last job has ended, when this takes no core from a measurement. A command of the
-agents' package, which has the programs' code, does so in a separate process (`node_agent.result_checks`).
+Agents compare checksums while their guests run, and report a wrong result at once, but an agent may lie. After the last
+job has ended, when no measurement needs the cores, the controller compares as many checksums as its time budget
+permits. A separate process of the agents' package, which has the code of the programs, computes them
+(`node_agent.result_checks`).
 
 A wrong checksum shows that a task's work was done wrong or not at all. A node can also compute the right checksum
-without the work: only the rate of the work shows that (`testbed.control.work_rates`).
+without the work; only the rate of the work reveals this (`testbed.control.work_rates`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from testbed.host.interpreter import module_argv
 from testbed.run.events import Results
 from testbed.run.phases import Phase
 
-NO_CHECKSUMS = "its nodes tell no checksums"
+NO_CHECKSUMS = "its nodes report no checksums"
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +36,7 @@ def results_event(verdicts: Verdicts, times: tuple[float, float]) -> Results:
 
 
 def verdicts_of(event: Results) -> Verdicts:
-    """Return the verdicts that the journal has."""
+    """Return the verdicts of a journal entry."""
     wrong = {int(job): reason for job, reason in event.wrong.items()}
     return Verdicts(event.right, wrong, {job: reason for reason, jobs in event.unchecked.items() for job in jobs})
 
@@ -50,20 +51,20 @@ def claims_of(jobs: Iterable[LiveJob]) -> list[Claim]:
 
 
 async def check_results(jobs: Iterable[LiveJob], capabilities: Collection[Sequence[str]], budget_s: float) -> Verdicts:
-    """Compare for `budget_s` wall seconds at most; `capabilities` are those of each node."""
+    """Verify results for `budget_s` wall seconds at most; `capabilities` has the capabilities of each node."""
     claims = claims_of(jobs)
     if not any("checksums" in able for able in capabilities):
         return Verdicts(unchecked=dict.fromkeys((claim.job_id for claim in claims), NO_CHECKSUMS))
     if not claims:
         return Verdicts()
-    # a session of its own keeps the terminal's Ctrl-C from it: the block ends it
+    # its own session shields the child from the terminal's Ctrl-C; the block below ends it
     child = await asyncio.create_subprocess_exec(
         *module_argv("node_agent.result_checks"), stdin=PIPE, stdout=PIPE, start_new_session=True
     )
     try:
         said, _ = await child.communicate(msgspec.json.encode(Comparison(tuple(claims), budget_s)))
         return msgspec.json.decode(said, type=Verdicts)
-    except msgspec.MsgspecError as error:  # it was killed, or a plug-in program ended it
+    except msgspec.MsgspecError as error:  # the child was killed, or a plug-in program ended it
         reason = f"the comparison ended with exit code {child.returncode}"
         _log.warning("%s: %s", reason, error)
         return Verdicts(unchecked=dict.fromkeys((claim.job_id for claim in claims), reason))

@@ -18,7 +18,7 @@ LONG_WINDOW_S = 5.0
 
 
 def job_row(live: LiveJob, tau_s: float) -> tuple[object, ...]:
-    """Return a row of jobs.csv. Times are trace seconds, but for `penalty_s`, which is measured wall seconds."""
+    """Return a row of jobs.csv. Times are trace seconds, except `penalty_s`, which is in wall seconds."""
     job, past = live.job, live.state
     return (
         job.job_id, job.submit_time_s, job.tasks, job.cpu_need_frac, job.mem_req_frac, job.run_time_s,
@@ -43,10 +43,11 @@ def _gb_per_s(moved_bytes: Iterable[int], elapsed_s: float) -> tuple[float | Non
 
 
 def cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
-    """Mean absolute error of achieved CPU against the cap, in percentage points of a core, and its number of windows.
+    """Mean absolute error of achieved CPU against the cap, in percentage points of a core, and the number of windows.
 
     Only CPU-bound guests and windows of at least `LONG_WINDOW_S` count: a member of an MPI job also waits for messages,
-    which is no error. Windows that a drift ended are left out: the change may have come just before their last sample.
+    which is no error. Windows that ended with a drift are left out, because the cap may have changed before their last
+    sample.
     """
     errors = [
         abs(window.achieved_cores - window.requested_cores) * 100
@@ -57,7 +58,7 @@ def cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
 
 
 def _pauses(cluster: Cluster, recorder: Recorder) -> dict[str, object]:
-    """Return the duration of the operator's pauses, which are no reschedulings and not part of the metrics."""
+    """Return number, duration and costs of the operator's pauses, which are not part of the metrics."""
     saves = [each for live in cluster.jobs.values() for each in live.state.interruptions if not each.is_rescheduling]
     costs = [each.so_far_s for each in saves if each.complete]
     return {
@@ -70,7 +71,7 @@ def _pauses(cluster: Cluster, recorder: Recorder) -> dict[str, object]:
 
 
 def _blind(cluster: Cluster) -> dict[str, object]:
-    """Return the times without a controller, which are no part of the metrics."""
+    """Return the times without a controller, which are not part of the metrics."""
     standstill = cluster.history.standstill
     return {
         "resumes": cluster.history.resumes,
@@ -83,7 +84,7 @@ def summarize(
     cluster: Cluster, recorder: Recorder, bound_table: BoundTable, *, nodes: int, policy: str, complete: bool,
     wall_s: float, trace_s: float,
 ) -> dict[str, object]:  # fmt: skip
-    """Return summary.json: each metric with its value and unit; a value is null where nothing was measured."""
+    """Return the content of summary.json: each metric with its value and unit; an unmeasured value is null."""
     jobs = list(cluster.jobs.values())
     done = [live for live in jobs if live.state.phase is Phase.DONE]
     stretches = [stretch for live in done if (stretch := live.stretch(bound_table.tau_s)) is not None]

@@ -1,7 +1,8 @@
-"""The order of the saves of one plan, where a node makes only some at once: first those that somebody waits for.
+"""The order of the saves of a plan if nodes limit concurrent saves: saves that free needed memory come first.
 
-A job that is to be placed waits until its nodes have room. In the order of the plan, each such job gets the saves that
-it needs moved forward: on each node without room for it the largest first, until there is room. The others come last.
+A job that is to be placed waits until its nodes have enough free memory. For each such job, in the order of the plan,
+the saves that it needs come next: on each node without enough memory the largest saves, until the memory suffices. All
+other saves come last.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Mapping, Sequence
 def in_order_of_need(
     saves: Sequence[Mapping[int, int]], arrivals: Sequence[Mapping[int, int]], free_mib: Mapping[int, int]
 ) -> list[int]:
-    """Return the order of saves as places in `saves`.
+    """Return the order of saves, as indices of `saves`.
 
-    `saves` are the memory that each save frees, by node, `arrivals` the memory that each job needs that waits for room,
-    `free_mib` what is free now.
+    `saves` has the memory that each save frees, `arrivals` the memory that each waiting job needs, and `free_mib` the
+    memory that is free now; all in MiB by node.
     """
     free = Counter(free_mib)
     order: list[int] = []
@@ -34,7 +35,7 @@ def in_order_of_need(
 
 
 def staged(saves: Sequence[Mapping[int, int]], at_once: int) -> list[tuple[int, ...]]:
-    """Return for each save, in this order, the places of those that must be over before it, on its nodes."""
+    """Return for each save, in this order, the indices of the saves on its nodes that have to end before it."""
     by_node: dict[int, list[int]] = {}
     after: list[tuple[int, ...]] = []
     for place, nodes in enumerate(saves):

@@ -1,4 +1,4 @@
-"""A served lab: what takes the place of a trace in a run whose jobs users give while it goes on."""
+"""The state of a served lab, which replaces the trace in a run whose jobs are submitted by users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.scheduling.workload.jobs import Job
 
 @dataclass(slots=True)
 class Serving:
-    """The users' side of a run: `users` says whose each job is, `by_job` how fast its kind works."""
+    """The jobs that users submit to a run: `users` has the user of each job, `by_job` its dedicated rate."""
 
     scenario: Scenario
     arrived: Sequence[events.Arrived] = ()
@@ -32,21 +32,21 @@ class Serving:
     access: Access = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the group of users; raises `UserError`."""
+        """Look up the group of users; raises `UserError`."""
         self.access = Access.of(self.scenario.serve.access)
         self.users = {arrived.arrival.job: arrived.by for arrived in self.arrived}
 
     @classmethod
     def resumed(cls, scenario: Scenario, lost: LostRun) -> Serving:
-        """Return that of a run whose controller was lost."""
+        """Return the state of a served run whose controller was lost."""
         return cls(scenario, lost.arrived, dict(lost.measured.by_job) if lost.measured is not None else {})
 
     def representatives(self) -> dict[Shape, Job]:
-        """Return a job to measure for each shape that users may ask for."""
+        """Return a job to measure for each shape that users may submit."""
         return served_representatives(self.scenario.serve, len(self.scenario.nodes))
 
     def addresses(self) -> list[str]:
-        """Return the addresses of the guests of the jobs that came before this controller, job after job."""
+        """Return the guest addresses of the jobs that were submitted to earlier controllers, job after job."""
         return [address for arrived in self.arrived for address in arrived.addresses]
 
     @contextlib.asynccontextmanager
@@ -54,7 +54,7 @@ class Serving:
         self, policy: Policy, conductor: Conductor, recorder: Recorder,
         prepare: Callable[[Job, Iterator[str]], PreparedJob], rates: Mapping[Shape, float], facts: NodeFacts,
     ) -> AsyncIterator[None]:  # fmt: skip
-        """Take jobs from users; raises `RunError` if that is not possible."""
+        """Take jobs from users while entered; raises `RunError` if the socket cannot be created."""
         scenario = self.scenario
         intake = Intake(
             scenario, policy, conductor, recorder, prepare, rates, self.by_job, self.users,

@@ -1,4 +1,4 @@
-"""One run from its beginning to its end: directory, lab, lease, calibration, replay, teardown, results."""
+"""One run from start to end: run directory, lab, lease, calibration, replay, teardown, results."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ async def run_session(
 ) -> RunResult:  # fmt: skip
     """Replay `jobs` under `policy` on a lab and write the run directory `path`.
 
-    A `served` lab has no jobs at first: users give them (`testbed.control.serving`) until the operator closes it.
+    A `served` lab has no jobs at first: users submit them (`testbed.control.serving`) until the operator closes it.
 
     Measured data is always kept: on cancellation the results so far are written, marked incomplete, and
-    `CancelledError` is raised again. When the run directory cannot be written any more the run is ended: guests are
-    destroyed, the lab is taken down, and results are written as far as they fit. Raises `UserError` for errors that the
-    user can fix, `RunError` otherwise; a dry run also raises `PointError`, at its end, if a point did not fit the
-    schema.
+    `CancelledError` is raised again. When the run directory cannot be written any more, the run ends: guests are
+    destroyed, the lab is taken down, and results are written as far as disk space permits. Raises `UserError` for
+    errors that the user can fix, `RunError` otherwise. A dry run also raises `PointError` at its end if a point did not
+    fit the schema.
     """
     check_jobs(jobs, policy, scenario)
     scenario = with_loss_rule(scenario, jobs, served=served)
@@ -110,17 +110,17 @@ async def run_session(
     )
     what = "serving jobs" if served else f"{len(jobs)} jobs of {scenario.name}"
     headline = (
-        f"{'rehearsing' if open_lab is dry_lab else 'running'} {what} on "
-        f"{len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second"
+        f"{'dry run of' if open_lab is dry_lab else 'running'} {what} on "
+        f"{len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds per second"
     )
     session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display, headline, serving=serving)
     return await _drive(session, open_lab)
 
 
 async def resume_session(lost: LostRun, lock: RunLock, open_lab: BringUp, display: Display) -> RunResult:
-    """Go on with a run whose controller was lost; this process holds the `lock` of its directory.
+    """Resume a run whose controller was lost; this process holds the `lock` of its directory.
 
-    What `run_session` says of data, cancellation and errors holds. If the run had ended, only its results are written.
+    Data, cancellation and errors are as in `run_session`. If the run had ended, only its results are written.
     """
     scenario, path = lost.scenario, lost.path
     loop = asyncio.get_running_loop()
@@ -137,7 +137,7 @@ async def resume_session(lost: LostRun, lock: RunLock, open_lab: BringUp, displa
     for torn in lost.torn:
         recorder.say(str(torn))
     active = len(lost.history.active)
-    headline = f"going on with {path.name} under {lost.policy.name}: {active} jobs are in the system"
+    headline = f"resuming {path.name} under {lost.policy.name}: {active} jobs are in the system"
     session = _Session(
         scenario, lost.policy, lost.jobs, path, lost.run_tag, clock, recorder, display, headline, lost=lost,
         serving=Serving.resumed(scenario, lost) if lost.history.is_served else None,
@@ -156,7 +156,7 @@ async def resume_session(lost: LostRun, lock: RunLock, open_lab: BringUp, displa
 
 
 def _write_results(session: _Session, lost: LostRun) -> RunResult:
-    """Write the results of a run whose controller was lost between the end of the run and its results."""
+    """Write the results of a run whose controller was lost after the end of the run, but before its results."""
     recorder = session.recorder
     try:
         recorder.say("the run had ended: only its results are written")
@@ -171,10 +171,10 @@ def _write_results(session: _Session, lost: LostRun) -> RunResult:
 
 
 def with_loss_rule(scenario: Scenario, jobs: Sequence[Job], *, served: bool = False) -> Scenario:
-    """Return the scenario with what agents are to do without a controller, by the length of the run if it says nothing.
+    """Return the scenario with a value of `on_controller_loss`, chosen by the length of the run if it has none.
 
-    A served lab keeps its guests. The length is the least that the trace takes: the last end of a job that runs alone,
-    at once and at full speed.
+    A served lab keeps its guests. The length is the shortest possible one: the latest end of a job if each job runs at
+    its submission, alone and at full speed.
     """
     if scenario.on_controller_loss is not None:
         return scenario
@@ -184,7 +184,7 @@ def with_loss_rule(scenario: Scenario, jobs: Sequence[Job], *, served: bool = Fa
 
 
 def _directory(path: Path, scenario: Scenario, policy: Policy, *, is_dry: bool = False) -> RunDirectory:
-    """Return the run directory of a run, not open."""
+    """Return the run directory of a run, not opened yet."""
     tags = {"run": path.name, "lab": scenario.lab, "policy": policy.name}
     recorders = Recorders(make_recorders(scenario.recorders))
     return RunDirectory(path, tags, recorders, part_bytes=scenario.run.part_mib << 20, is_dry=is_dry)
@@ -195,14 +195,14 @@ async def _drive(session: _Session, open_lab: BringUp) -> RunResult:
     recorder, display, path = session.recorder, session.display, session.path
     directory, loop = recorder.directory, asyncio.get_running_loop()
     try:
-        if not directory.is_dry:  # else guests have no memory, and images are a few bytes
+        if not directory.is_dry:  # in a dry run guests have no memory, and images are a few bytes
             check_disk(path, session.scenario)
         async with open_lab(session.scenario, path, session.client) as bus:
             await session.drive(bus)
             teardown_s = loop.time()
         elapsed_s = loop.time() - teardown_s
         recorder.journal(events.Teardown(*recorder.times(), elapsed_s=round(elapsed_s, 6)))
-        if not directory.is_dry:  # compared with the anchor it shows whether the wall clock was set
+        if not directory.is_dry:  # a comparison with the anchor shows whether the wall clock was set
             recorder.journal(events.Clock(*recorder.times(), unix_ns=time.time_ns()))
         recorder.stage("teardown", elapsed_s)
         directory.sync()
@@ -222,7 +222,7 @@ async def _drive(session: _Session, open_lab: BringUp) -> RunResult:
         if not session.takes_over:
             LabRecord.of(path).remove()
         recorder.close()
-    if directory.failure is not None:  # only the end of the journal: the rest was durable before the results
+    if directory.failure is not None:  # this concerns only the end of the journal: the rest is durable already
         raise directory.failure
     if recorder.first_refusal is not None:
         display.line(recorder.trace_s(), f"points left out, by field: {dict(recorder.refused)}; see the journal")
@@ -232,7 +232,7 @@ async def _drive(session: _Session, open_lab: BringUp) -> RunResult:
 
 
 class _Session:
-    """State of one run between its phases."""
+    """The state of one run, from its start to its results."""
 
     def __init__(
         self, scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, run_tag: str, clock: ReplayClock,
@@ -251,7 +251,7 @@ class _Session:
         self._headline = headline
         self._lost = lost
         self._serving = serving
-        self.takes_over = lost is not None  # and has not done so yet
+        self.takes_over = lost is not None  # until the takeover is complete
         self.cluster: Cluster | None = None
         self.replays = lost is not None  # whether data is being measured
         self._preparation = Preparation(scenario, policy, jobs, run_tag, serving, lost)
@@ -259,7 +259,7 @@ class _Session:
         self._leased_s = 0.0
         restarts = scenario.on_node_loss == "restart"
         self._book = FenceBook(scenario.deadlines.fence_for_s) if restarts else None
-        source(), packages()  # cached for the manifest: the first call blocks, and must not do so in the event loop
+        source(), packages()  # fill the caches for the manifest: the first calls block, and must not delay the replay
 
     async def drive(self, bus: Bus) -> None:
         """Take the lab and replay the jobs."""
@@ -287,9 +287,9 @@ class _Session:
             facts = {node.name: fleet.facts(node.index) for node in fleet.nodes}
             kinds = self._preparation.kinds(len(facts))
             check_nodes(facts, self._jobs, list(kinds.values()), self._policy, scenario)
-            self._targets(list(facts.values()))  # before anything is measured
+            self._targets(list(facts.values()))  # raises errors before anything is measured
             self.display.line(0.0, self._headline)
-            self.display.line(0.0, f"{len(facts)} nodes are there: {', '.join(facts)}")
+            self.display.line(0.0, f"{len(facts)} nodes are online: {', '.join(facts)}")
             rates = await self._preparation.rates(fleet, kinds, self.recorder, self.display)
             await self._replay(leased, rates)
 
@@ -347,7 +347,7 @@ class _Session:
             recorder.stage("replay", recorder.now_s() - begin_s)
             await self._check_results(conductor, facts)
         finally:
-            fleet.on_node_change = lambda _node, _change: None  # from here on agents end because the run stops them
+            fleet.on_node_change = lambda _node, _change: None  # from here on the run itself stops agents
             for task in beside:
                 task.cancel()
             for task, ended in zip(beside, await asyncio.gather(*beside, return_exceptions=True), strict=True):
@@ -355,7 +355,7 @@ class _Session:
                     _log.error("%s failed", task.get_name(), exc_info=ended)
 
     def _beside(self, conductor: Conductor, fleet: Fleet) -> list[asyncio.Task[None]]:
-        """Begin what goes on beside the replay until that ends."""
+        """Start the background tasks of the replay."""
         works = {"display": self._show(conductor, fleet)}
         if not self.recorder.directory.is_dry:
             works["own CPU time"] = OwnCpu(self.recorder).run()
@@ -364,8 +364,8 @@ class _Session:
         return [asyncio.create_task(work, name=name) for name, work in works.items()]
 
     async def _take_over(self, leased: LeasedLab, operations: Operations, conductor: Conductor) -> None:
-        """Take over what a lost controller has left."""
-        await leased.any_announced()  # not before all that nodes report is heard
+        """Take over the guests, images and operations of a lost controller."""
+        await leased.any_announced()  # the recovery needs the reports of the nodes
         await Recovery(
             conductor.cluster, leased.fleet, operations, conductor.executor, conductor.losses, self.recorder,
             self._run_tag, self._leased_s,
@@ -374,11 +374,11 @@ class _Session:
         conductor.take_over()
 
     def _sharing(self, fleet: Fleet) -> Sharing | None:
-        """Return how jobs exchange shares, if the policy lets them."""
+        """Return the settings for the exchange of shares, None if the policy has no shares."""
         return Sharing.under(self._policy, self.scenario.shares, fleet.name)
 
     def end_with(self, lost: LostRun) -> None:
-        """Take the end of a run from its journal."""
+        """Restore the final state of a run from its journal."""
         fact = lost.facts[self.scenario.nodes[0].name]
         jobs = [LiveJob.resumed(job, lost.history.jobs[job.job.job_id], lost.since_s) for job in
                 self._preparation.all(fact, lost.rates)]  # fmt: skip
@@ -386,7 +386,7 @@ class _Session:
         self._verdicts = lost.verdicts
 
     def _live_jobs(self, fleet: Fleet, rates: Mapping[Shape, float], jobs: Sequence[PreparedJob]) -> list[LiveJob]:
-        """Begin the replay, unless a lost controller did; return its jobs."""
+        """Journal the begin of the replay, unless a lost controller did; return the jobs."""
         recorder, history = self.recorder, self.recorder.history
         if self._lost is not None:
             now_s = recorder.now_s()
@@ -416,13 +416,13 @@ class _Session:
         return [LiveJob.of(job, history.jobs[job.job.job_id]) for job in jobs]
 
     def _taken_over(self) -> None:
-        """Every node was asked: from here on the run ends with this controller."""
+        """Record that the takeover is complete: from here on an error of this controller ends the run."""
         self.takes_over = False
         if self.scenario.on_controller_loss == "keep":
             LabRecord.open(self.path).taken_over()
 
     async def _check_results(self, conductor: Conductor, facts: Sequence[NodeFacts]) -> None:
-        """Compare results now that no job is measured any more; jobs whose result is wrong fail."""
+        """Verify results after all measurements; jobs with a wrong result fail."""
         jobs = conductor.cluster.jobs
         verdicts = await check_results(
             jobs.values(), [fact.capabilities for fact in facts], self.scenario.programs.check_results_s
@@ -433,7 +433,7 @@ class _Session:
         self.recorder.journal(results_event(verdicts, self.recorder.times()))
 
     def _facts(self, fleet: Fleet) -> list[NodeFacts]:
-        """Return the facts of all nodes: of a resumed run those with which it began, which size its guests."""
+        """Return the facts of all nodes; for a resumed run the facts at its begin, which set the size of guests."""
         if self._lost is None:
             return [fleet.facts(node.index) for node in fleet.nodes]
         return [self._lost.facts[node.name] for node in fleet.nodes]
@@ -462,7 +462,7 @@ class _Session:
             await asyncio.sleep(SNAPSHOT_S)
 
     def finish(self, *, complete: bool) -> RunResult:
-        """Write jobs.csv and summary.json from the present state; raises `RunError` if the write fails."""
+        """Write jobs.csv and summary.json from the present state; raises `RunError` if a write fails."""
         self.recorder.directory.begin_results()
         cluster = self.cluster or Cluster([], self.recorder.history)
         tau_s = self.scenario.bound.tau_s
@@ -487,9 +487,9 @@ class _Session:
         return RunResult(self.path, summary)
 
     def keep(self, error: BaseException) -> None:
-        """The run was ended by `error`: write the results so far, as far as they fit.
+        """Write the results of a run that `error` has ended, as far as disk space permits.
 
-        Raises `RunError` if they or earlier data could not be written, with a list of the kept data.
+        Raises `RunError`, with a list of the kept data, if the results or earlier data could not be written.
         """
         directory = self.recorder.directory
         unwritten: RunError | None = None
@@ -503,5 +503,5 @@ class _Session:
         results = ", ".join(name for name in ("jobs.csv", "summary.json") if (self.path / name).exists())
         raise RunError(
             f"{failure}: the run was ended and its guests destroyed; kept in {self.path}: {directory.kept()}, "
-            + (results or "no results: there was no room for them")
+            + (results or "no results: there was no space for them")
         ) from error

@@ -1,4 +1,4 @@
-"""Shares that moved within a job, as its agents report them: checked, then recorded as points."""
+"""Transfers of shares within a job: checks the reports of agents, and records them as points."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from testbed.control.cluster import LiveJob
 from testbed.control.recorder import Recorder
 from testbed.shares.node import BANK
 
-_ROUNDING_CORES = 1e-6  # of a share, by its agent
+_ROUNDING_CORES = 1e-6  # agents round shares to this precision
 
 
 class ShareFlows:
-    """Records what guests and banks have taken from whom: a point when an amount has changed, at the sample's time."""
+    """Records the shares that guests and banks took from each other: one point per change, at the sample's time."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._last: dict[tuple[int, str, str], tuple[str, float]] = {}  # by job, giver and receiver: guest, amount
 
     def take(self, live: LiveJob, task: int, sample: GuestSample, node: int, time_ns: int) -> dict[str, float]:
-        """Record the transfers of a sample of a task at `node`; return the fields of the guest's point about its bank.
+        """Record the transfers in a task's sample from `node`; return the bank's fields of the guest's point.
 
-        A sample that names guests of another job, or a bank that cannot be there, is a suspicious act and is left out.
+        A sample with guests of another job, or with an impossible bank, is a suspicious act and is left out.
         """
         if not sample.taken_cores and sample.bank is None:
             return {}
@@ -54,12 +54,12 @@ class ShareFlows:
 
 
 def bank_cores(live: LiveJob, task: int, sample: GuestSample) -> float | None:
-    """Return what the job's bank has by a sample of a task; None without a bank, or if that cannot be true."""
+    """Return the shares of the job's bank in a task's sample; None without a bank, or for an impossible value."""
     return None if sample.bank is None or _wrong(live, task, sample) else sample.bank.share_cores
 
 
 def _wrong(live: LiveJob, task: int, sample: GuestSample) -> str:
-    """Return what cannot be true of the shares in a sample, as the end of a sentence; empty if nothing is."""
+    """Return the contradiction in the shares of a sample, as the end of a sentence; empty for a valid sample."""
     booked_cores = [spec.share_cores for spec in live.specs if spec.share_cores is not None]
     guests = set(live.guests)
     if not booked_cores:

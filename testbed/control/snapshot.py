@@ -19,7 +19,7 @@ _RUNS = frozenset({Phase.RUNNING.value, Phase.MIGRATING.value})
 
 @dataclass(frozen=True, slots=True)
 class GuestPicture:
-    """One guest on a node; caps and use in cores. A guest that competes by shares has `share_cores` in force."""
+    """One guest on a node; cap and usage in cores. A guest that competes by shares has its present `share_cores`."""
 
     job: int
     task: int
@@ -30,7 +30,7 @@ class GuestPicture:
 
     @property
     def due_cores(self) -> float:
-        """What the guest is due: its share if it competes by shares, else its cap."""
+        """The cores due to the guest: its share if it competes by shares, else its cap."""
         return self.cap_cores if self.share_cores is None else self.share_cores
 
 
@@ -62,10 +62,10 @@ class NodePicture:
 class Snapshot:
     """The run at one moment.
 
-    `work_frac` is the share of all work that is done, `eta_s` None when unknown; `queue` are the ids of the jobs that
-    the policy does not let run now, in order of submission, and of them `paused` were running before. `hold` is the
-    state by the operator's orders: empty, `paused`, `resuming` or `stopping`. `bank_cores` is what the bank of each job
-    has that has one.
+    `work_frac` is the fraction of all work that is done. `eta_s` is the expected number of wall seconds until the end,
+    None when unknown. `queue` has the ids of the jobs that do not run by the last decision, in order of submission;
+    `paused` of them were running before. `hold` is the operator's hold: empty, `paused`, `resuming` or `stopping`.
+    `bank_cores` has the shares of each bank, by job.
     """
 
     trace_s: float
@@ -86,12 +86,12 @@ class Snapshot:
     penalty_max_s: float
     nodes: tuple[NodePicture, ...]
     hold: str = ""
-    recovering: bool = False  # a resumed run, until its nodes were asked
-    bank_cores: Mapping[int, float] = field(default_factory=dict)  # by job
+    recovering: bool = False  # a resumed run before the takeover of its nodes is complete
+    bank_cores: Mapping[int, float] = field(default_factory=dict)
 
 
 class Display(Protocol):
-    """Shows a run to a person."""
+    """Displays the progress of a run."""
 
     def line(self, trace_s: float, text: str) -> None:
         """Show a line about an event at a trace second."""
@@ -107,7 +107,7 @@ class UseMeter:
         self._last: dict[str, tuple[int, float, float]] = {}
 
     def use(self, guest: str, mono_ns: int, cpu_s: float) -> float:
-        """Take a sample, return the cores used since the one before."""
+        """Record a sample; return the cores used since the previous one."""
         before = self._last.get(guest)
         if before is None or cpu_s < before[1]:
             self._last[guest] = (mono_ns, cpu_s, 0.0)
@@ -123,7 +123,7 @@ def take_snapshot(
     cluster: Cluster, executor: Executor, fleet: Fleet, meter: UseMeter, trace_s: float, wall_s: float,
     partitions: Partitions | None = None,
 ) -> Snapshot:  # fmt: skip
-    """Return a snapshot of this moment; `partitions` are those of XGE."""
+    """Return a snapshot of this moment; `partitions` are the partitions of XGE, None under other policies."""
     active = cluster.active()
     idle = [live for live in active if live.state.wanted is None]
     phases = [live.state.phase for live in cluster.jobs.values()]

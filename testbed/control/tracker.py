@@ -1,4 +1,4 @@
-"""Turns agents' reports of guests into the progress, the end or the failure of jobs."""
+"""Processes agents' reports about guests: progress, ends and failures of tasks, and telemetry samples."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from testbed.run import events
 from testbed.run.phases import Phase
 
 SHORTEST_WINDOW_S = 2.0
-NEWS_FRAC = 0.05  # a need that differs by less from what the policy was told causes no decision
-_MOST_BOOTS = 10_000  # of all nodes, for the reports of lost samples
+NEWS_FRAC = 0.05  # a measured need that differs by less from the policy's value causes no decision
+_MOST_BOOTS = 10_000  # bound on the boots of nodes whose lost samples are counted
 _NOTHING = Supersteps(steps=0, longest_s=0.0, compute_s=0.0, comm_s=0.0)
 
 
@@ -37,23 +37,23 @@ class _OpenWindow:
 
 
 class StepMeter:
-    """Keeps each guest's last report, and returns the difference since: the fields of a `superstep` point."""
+    """Keeps each guest's last counters of iterations, and computes the fields of `superstep` points from them."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, Supersteps]] = {}  # time and value of the last sample
 
     def advance(self, guest: str, taken_ns: int, found: Supersteps) -> dict[str, Value] | None:
-        """Return steps, mean, longest, computing and communication since the last point; None if there is no step.
+        """Return steps, mean, longest, computing and communication since the last point; None without a step.
 
-        After a restore the counters may be lower than before; repeated iterations are counted from the next sample.
-        Samples older than the last one (for example from the previous node) are part of a point already.
+        After a restore the counters may be lower than before; repeated iterations count from the next sample on.
+        Samples older than the last one, for example from the previous node, are ignored: a point includes them already.
         """
         before_ns, before = self._last.get(guest, (-1, _NOTHING))
         if taken_ns <= before_ns:
             return None
         steps = found.steps - before.steps
         if steps == 0:
-            return None  # its longest iteration is one of the next ones
+            return None  # the longest iteration of this sample is reported again by the next ones
         self._last[guest] = taken_ns, found
         if steps < 0:
             return None
@@ -72,8 +72,8 @@ class StepMeter:
 class Tracker:
     """Follows the guests: writes their reports into journal and points, and their progress into `Progress`.
 
-    Points of a sample carry the time at which it was taken, however late that is. A guest's end, and the verdict about
-    its result, count only from a node that runs or ran it. `hear` listens to the ledger.
+    Points carry the time at which their sample was taken, even if the sample arrives late. A guest's end, and the
+    verdict on its result, count only from a node that runs or ran the guest. `hear` listens to the ledger.
     """
 
     def __init__(self, cluster: Cluster, recorder: Recorder) -> None:
@@ -82,27 +82,27 @@ class Tracker:
         self._tasks: dict[str, tuple[LiveJob, int]] = {}
         for live in cluster.jobs.values():
             self.follow(live)
-        self._ends: set[tuple[int, str, str, int]] = set()  # already processed: agents send them again after an outage
+        self._ends: set[tuple[int, str, str, int]] = set()  # processed ends: agents resend events after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
         self._flows = ShareFlows(recorder)
         self._accounts = CpuAccounts()
         self.work_rates = WorkRates()
-        self.divides = False  # whether tasks divide what their job gets
-        self.need_found: Callable[[], None] | None = None  # for policies that are told what nodes find of needs
+        self.divides = False  # whether the tasks of a job divide its CPU among themselves
+        self.need_found: Callable[[], None] | None = None  # called for policies that use measured CPU needs
         self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # dropped, refused, by node and boot
-        self._begin_ns: int | None = None  # of the run, by the loop's clock
+        self._begin_ns: int | None = None  # begin of the run on the loop's clock
 
     def follow(self, live: LiveJob) -> None:
-        """Attribute reports of guests of these names to the job; reports of earlier names do not count any more."""
+        """Attribute reports about the present guest names to the job; reports about earlier names are ignored."""
         self._tasks = {guest: task for guest, task in self._tasks.items() if task[0] is not live}
         self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
 
     def guest_event(self, node: int, event: GuestReport) -> None:
-        """Take an event of a guest.
+        """Process an event of a guest.
 
-        An event that does not fit the job's state is journalled and does not count; a node's event of a guest that it
-        never had is not even journalled.
+        An event that does not fit the job's state is journalled and does not count. An event from a node that never had
+        the guest is a suspicious act, and is not journalled.
         """
         known = self._tasks.get(event.guest)
         if known is None:
@@ -114,7 +114,7 @@ class Tracker:
         state = live.state
         had = node in state.places(task) or (node, task) in state.been or state.unchecked.get(task) == node
         if not had:
-            what = f"it tells {event.event!r} of job {live.job_id} task {task}, which it never had"
+            what = f"it reports {event.event!r} of job {live.job_id} task {task}, which it never had"
             self._recorder.suspect(node, ActKind.FOREIGN_GUEST, what)
             return
         counts = self._recorder.journal(
@@ -126,7 +126,7 @@ class Tracker:
             self._ends.add(end)
 
     def hear(self, event: events.Event) -> None:
-        """Act on an event of a guest, and on a job that runs again: see `Ledger.listen`."""
+        """Act on an event of a guest, a retry, and the restart of a job: see `Ledger.listen`."""
         match event:
             case events.Guest():
                 self._take(self._cluster.jobs[event.job], event)
@@ -156,11 +156,11 @@ class Tracker:
                 self._recorder.cap_drift(tags, found, wanted)
             case Healed(silent_s=float() as silent_s):
                 name = self._recorder.node_names[node]
-                text = f"job {live.job_id} task {task} on {name} tells again after {silent_s:.0f} s of silence"
+                text = f"job {live.job_id} task {task} on {name} reports again after {silent_s:.0f} s of silence"
                 self._recorder.say_of(name, text)
 
     def _judge(self, node: int, live: LiveJob, task: int) -> None:
-        """Mark a task that is done sooner than the fastest known core allows."""
+        """Record a doubt about a task that is done sooner than the fastest known core allows."""
         guest = live.specs[task].guest
         cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), self._allowance(live, task))
         doubt = self.work_rates.doubt(live.job_id, live.specs[task].program, cpu_most_s, nodes)
@@ -168,7 +168,7 @@ class Tracker:
             self._recorder.doubt(live.job_id, task, node, doubt)
 
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
-        """Take a node's sample of the second; `taken_ns` is when it was taken, by the loop's clock."""
+        """Process a node's telemetry sample; `taken_ns` is the time at which it was taken, on the loop's clock."""
         if self._begin_ns is None:
             self._begin_ns = _now_ns() - int(self._recorder.now_s() * 1e9)
         since_ns = taken_ns - self._begin_ns
@@ -207,7 +207,7 @@ class Tracker:
         live, task = known
         here = node.index in live.state.places(task)
         if not here and (node.index, task) not in live.state.been:
-            return  # it never had the guest
+            return  # the node never had the guest
         tags = {"node": node.name, "job": str(live.job_id), "task": str(task)}
         caps = {
             "cap_cores": sample.cap_cores, "wanted_cores": sample.wanted_cores, "share_cores": sample.share_cores
@@ -240,19 +240,19 @@ class Tracker:
             live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
         if sample.need is not None and self.need_found is not None and not record.late:
             self._hear_need(live, task, sample.need, self.need_found)
-        if record.late:  # the job's steadiness at that time is unknown
+        if record.late:  # whether the job was steady at that time is unknown
             self._end_window(live, task, sample.guest, tags)
         else:
             self._window(live, task, record.mono_ns, sample, tags)
 
     def _hear_need(self, live: LiveJob, task: int, need: NeedSample, found: Callable[[], None]) -> None:
-        """Take what a node has found of a task's CPU need; it counts for its job once it differs by enough."""
+        """Record a node's estimate of a task's CPU need; request a decision if the job's need differs by enough."""
         live.needs_cores[task] = need.booked_cores
         if abs(live.found_need_frac / live.told_need_frac - 1.0) > NEWS_FRAC:
             found()
 
     def _last_steps(self, node: int, live: LiveJob, task: int, end: Done) -> None:
-        """Record the iterations since the last sample of a task that is done, as no further sample comes."""
+        """Record the iterations of a done task since its last sample, because no further sample follows."""
         if end.steps is None:
             return
         found = Supersteps(
@@ -280,9 +280,9 @@ class Tracker:
             self._recorder.say_of(node.name, text)
 
     def _allowance(self, live: LiveJob, task: int) -> Allowance:
-        """Return the present limit of a task, which is uncapped while it is made, held, saved or moved.
+        """Return the present CPU limit of a task, which is uncapped while it is created, held, saved or moved.
 
-        One whose job divides its yield can have all of that.
+        If the tasks of a job divide its CPU among themselves, a task can have all of it.
         """
         spec, state = live.specs[task], live.state
         limit_cores = most_cores = float(spec.program.workers)
@@ -293,9 +293,9 @@ class Tracker:
         return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
 
     def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
-        """Take a sample into the open window, which ends when the cap in force changes or is unknown.
+        """Add a sample to the open window, which ends when the cap in force changes or is unknown.
 
-        Guests that compete by shares use what others leave, so their caps say little.
+        Guests that compete by shares have no windows: their usage depends on other guests more than on their caps.
         """
         found, wanted = sample.cap_cores, sample.wanted_cores
         if found is None or wanted is None or sample.share_cores is not None:
@@ -337,7 +337,7 @@ class Tracker:
 
 
 def _needed(need: NeedSample | None) -> dict[str, Value]:
-    """Return the fields of what a node has found of a guest's CPU need."""
+    """Return the fields of a node's estimate of a guest's CPU need."""
     if need is None:
         return {}
     return {"need_cores": need.cores, "need_least_cores": need.least_cores, "need_most_cores": need.most_cores,

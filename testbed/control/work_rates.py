@@ -1,13 +1,14 @@
-"""Plausibility of finished tasks: whether the CPU time that a task can have had suffices for its work.
+"""Plausibility checks of finished tasks: whether a task can have had enough CPU time for its work.
 
-The CPU time has two upper bounds: the values in the node's samples, and the time allowed by the controller's caps on
-the controller's clock. The speed of a core is known from the measurements before the run, of the same programs in
-guests, and from the probes of each agent, every second on its own core. A task that needs `TOLERANCE` times the fastest
-of these speeds is marked: its work cannot have been done there, or its node's reports of CPU time and speed are wrong.
+The CPU time has two upper bounds: the values in the node's samples, and the time that the controller's caps allow on
+the controller's clock. The speed of a core is known from measurements of the same programs in guests before the run,
+and from the probes of each agent, one per second on its own core. A task is marked if it needs more than `TOLERANCE`
+times the fastest of these speeds: its work cannot have been done there, or the node's reports of CPU time and speed are
+wrong.
 
 The tolerance is wide, because cores change their speed, and measurements on a busy machine are too slow. In addition,
-each life of a guest gets `SLACK_S` seconds, because a cap applies per period only: a guest may use the budget of two
-periods back to back on a free core, and a sample is read a little before its time.
+each life of a guest gets `SLACK_S` seconds, because a cap applies per period: a guest may use the budgets of two
+periods back to back on a free core, and a sample is read slightly before its time.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from testbed.bus.imbalance import parts_of
 from testbed.bus.messages import ProgramSpec
 
 TOLERANCE = 3.0
-SLACK_S = 0.25  # two periods of the drivers' caps, each 0.1 s, and the time in which a busy agent reads a sample
+SLACK_S = 0.25  # two periods of the drivers' caps, 0.1 s each, and the time that a busy agent needs to read a sample
 BUILT_IN = ("eatcpu", "patterns")  # their units are the probes' units
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Work units per second of a core, measured before the run.
+    """Work units per second and core, measured before the run.
 
-    `core` is the rate of a core in a guest; `by_job` the rates of each job's programs, alone at full yield; `probe` the
-    mean of the agents' probes meanwhile. All are 0 or empty without measurements.
+    `core` is the rate of a core in a guest, `by_job` has the dedicated rate of each job, and `probe` is the median of
+    the agents' probes during the measurement. All are 0 or empty without measurements.
     """
 
     core: float = 0.0
@@ -38,9 +39,9 @@ class MeasuredRates:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The present limit of a guest: `limit_cores`, and `most_cores` while it is made or saved.
+    """The CPU limit of a guest: `limit_cores` at present, and `most_cores` while it is created or saved.
 
-    It was placed at `placed_s`, and its life before that ended at `left_s`.
+    The guest was placed at `placed_s`, and its previous life ended at `left_s`.
     """
 
     limit_cores: float
@@ -67,18 +68,18 @@ class CpuAccounts:
         self._accounts: dict[str, _Account] = {}
 
     def sample(self, guest: str, node: int, now_s: float, told_s: float, allowed: Allowance) -> None:
-        """Take a sample: the usage since the last one is the lesser of the reported and the allowed time."""
+        """Add a sample: the usage since the last sample is the lesser of the reported and the allowed CPU time."""
         account = self._account(guest, node, allowed)
         if now_s <= account.upto_s:
             return
-        used_s = told_s - account.told_s if told_s >= account.told_s else told_s  # else it moved from another node
+        used_s = told_s - account.told_s if told_s >= account.told_s else told_s  # a lower value: it changed its node
         account.most_s += min(used_s, self._allowed_s(account, now_s, allowed))
         account.told_s, account.upto_s, account.allowed = told_s, now_s, allowed
 
     def end(self, guest: str, node: int, now_s: float, allowed: Allowance) -> tuple[float, frozenset[int]]:
-        """Return the most CPU seconds that a guest that ends now can have had, and its nodes.
+        """Return the maximum CPU seconds that a guest that ends now can have had, and its nodes.
 
-        Since its last sample it can have used its whole allowance.
+        The guest can have used its whole allowance since its last sample.
         """
         account = self._account(guest, node, allowed)
         del self._accounts[guest]
@@ -93,7 +94,7 @@ class CpuAccounts:
         if account is None:
             account = _Account(allowed, allowed.placed_s, most_s=SLACK_S * allowed.limit_cores)
             self._accounts[guest] = account
-        elif account.allowed.placed_s != allowed.placed_s:  # it was saved meanwhile
+        elif account.allowed.placed_s != allowed.placed_s:  # the guest was saved meanwhile
             account.most_s += max(0.0, allowed.left_s - account.upto_s) * allowed.most_cores
             account.most_s += SLACK_S * allowed.limit_cores
             account.allowed, account.upto_s, account.told_s = allowed, allowed.placed_s, 0.0
@@ -111,7 +112,7 @@ class WorkRates:
         self._probes: dict[int, float] = {}
 
     def probe(self, node: int, units_per_s: float) -> None:
-        """Take the probe of a node's core."""
+        """Record an agent's probe of a core, in work units per second."""
         self._probes[node] = max(units_per_s, self._probes.get(node, 0.0))
 
     def fastest(self, job_id: int, program: str, nodes: frozenset[int]) -> float:
@@ -126,7 +127,7 @@ class WorkRates:
         return known
 
     def doubt(self, job_id: int, program: ProgramSpec, cpu_most_s: float, nodes: frozenset[int]) -> str:
-        """Return why a task cannot have done its work in `cpu_most_s`; empty if it can, or if that is unknown."""
+        """Return the reason why a task cannot have done its work in `cpu_most_s`; empty if it can, or if unknown."""
         iterations = -(-program.work_units // program.units_per_iteration)
         parts = parts_of(program.imbalance, program.rank, program.ranks, iterations)
         units = program.work_units * sum(times / divisor for divisor, times in parts) / iterations
@@ -135,5 +136,5 @@ class WorkRates:
             return ""
         return (
             f"it is done with {units:.0f} work units in at most {cpu_most_s:.3f} s of CPU time; "
-            f"the fastest core that is known does {fastest:.0f} a second: expected at most {TOLERANCE:g} times that"
+            f"the fastest known core does {fastest:.0f} per second: expected at most {TOLERANCE:g} times that"
         )

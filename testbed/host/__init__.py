@@ -1,5 +1,5 @@
-"""Services of the machine for any process: whole files, locks, the identity of processes, the interpreter.
+"""Services of the machine for any process: atomic file writes, locks, process identity, the interpreter.
 
-Also the files that the packages `testbed` and `node_agent` leave there for each other. Both import this package, and it
-imports nothing else of either.
+The package also defines the files through which `testbed` and `node_agent` exchange data on one machine. Both import
+this package, and it imports nothing else of either.
 """

@@ -1,7 +1,7 @@
-"""An agent's public traces on its machine: the log line of a serving agent, and its claim, a file.
+"""Registry of this user's agents on this machine: one claim file per agent. Also the log line of a serving agent.
 
-An agent claims its node for as long as it lives. The claim of a dead agent gives a cleanup the driver of its remaining
-guests and the paths of its files.
+An agent claims its node for as long as it runs. The claim of a dead agent gives `testbed cleanup` the driver of its
+remaining guests and the paths of its files.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import msgspec
 from testbed.host.process_identity import boot_id, start_ticks
 from testbed.host.whole_files import write_whole
 
-SERVING = "serving node %s of lab %s"  # what an agent logs once it takes commands
+SERVING = "serving node %s of lab %s"  # the log line of an agent that accepts commands
 _log = logging.getLogger(__name__)
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """An agent. `ephemeral`: its folders are removed with it; else only the guests' files in them."""
+    """The claim of an agent. A cleanup removes the folders of an `ephemeral` agent, else only the guests' files."""
 
     lab: str
     node: str
@@ -47,7 +47,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def file(self) -> str:
-        """Its file name: agents of one name may follow one another, and live side by side in labs of one name."""
+        """File name with the process id, as agents of one name may run one after another, or at once in two labs."""
         return f"{self.lab}.{self.node}.{self.pid}.json"
 
     @property
@@ -70,7 +70,7 @@ def folder() -> Path:
 
 
 def claims() -> list[tuple[Path, Claim]]:
-    """Return all claims with their files, in the order of their names; unreadable ones are skipped."""
+    """Return all claims with their files, sorted by file name; unreadable claims are logged and skipped."""
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(folder().glob("*.json")):
@@ -85,14 +85,15 @@ def claims() -> list[tuple[Path, Claim]]:
 def claimed(claim: Claim) -> Iterator[None]:
     """Claim a node inside the block; a failed block leaves the claim, as it may leave guests or files behind.
 
-    Claims of dead agents with the same folder end with the claim of their successor, which has removed their leftovers.
+    Claims of dead agents with the same state folder are removed with the claim of their successor, which has removed
+    their leftovers.
     """
     path = folder() / claim.file
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(path, msgspec.json.encode(claim), durable=False)
-    except OSError as error:  # the lab works without a claim, which only a cleanup reads
-        _log.warning("%s: %s: what this agent leaves if it is killed will not be found", path, error.strerror)
+    except OSError as error:  # a lab works without claims: only a cleanup reads them
+        _log.warning("%s: %s: `testbed cleanup` will miss leftovers if this agent is killed", path, error.strerror)
     yield
     path.unlink(missing_ok=True)
     for other, earlier in claims():
@@ -101,14 +102,14 @@ def claimed(claim: Claim) -> Iterator[None]:
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """A line that `python -m node_agent.leftovers` reads, as JSON: whose leftovers to remove, or only to list."""
+    """Request to `python -m node_agent.leftovers`, one line of JSON: the agent whose leftovers to remove or list."""
 
     claim: Claim
     dry_run: bool
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """The line that answers it: removed leftovers, and those that could not be removed, with the reason."""
+    """Reply to a `Sweep`, one line of JSON: removed leftovers, and those that could not be removed, with reasons."""
 
     there: list[str]
     failed: list[tuple[str, str]]

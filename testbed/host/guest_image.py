@@ -12,20 +12,20 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-VERSION = 3  # of the recipe: another image from the same inputs needs another number
-SOURCES = Path(__file__).with_name("guest_sources")  # of the guest's own programs
+VERSION = 3  # of the recipe: increase it when the same inputs give another image
+SOURCES = Path(__file__).with_name("guest_sources")  # sources of the programs in the guest
 _BUILD = "testbed image build"
 
 
 class GuestImageError(Exception):
-    """There is no image, or it does not fit; the caller reports it to the user."""
+    """The guest image is missing, damaged or of another release; the caller reports the error to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuestImage:
     """An image on disk. `floor_mib` is the least memory of a guest that runs it; `key` names its ingredients.
 
-    With `waits` its agent runs ranks of MPI jobs above the layer that notes which ranks wait for which.
+    With `waits` the image runs ranks of MPI jobs above the layer that records which ranks wait for which.
     """
 
     folder: Path
@@ -38,7 +38,7 @@ class GuestImage:
 
 
 def default_cache() -> Path:
-    """Return the cache folder: DFRS_GUEST_IMAGES, or a system one for root and the user's own for others."""
+    """Return the cache folder: $DFRS_GUEST_IMAGES, else the system's for root and the user's own for other users."""
     if told := os.environ.get("DFRS_GUEST_IMAGES"):
         return Path(told)
     root = Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache"
@@ -46,7 +46,7 @@ def default_cache() -> Path:
 
 
 def own_fingerprints() -> dict[str, str]:
-    """Return the fingerprints of our own parts of the image: an agent of another release does not fit it."""
+    """Return the fingerprints of the image's parts from this project: with an agent of another release they differ."""
     sources = {
         f"source {path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(SOURCES.iterdir())

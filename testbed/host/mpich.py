@@ -1,4 +1,4 @@
-"""This Python environment's MPICH: where the wheel has its header and its library."""
+"""MPICH in this Python environment: the paths of the header and the library in the wheel."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 class MpichError(Exception):
-    """There is none, or a file of it is missing; the caller reports it to the user."""
+    """MPICH is not installed or incomplete; the caller reports the error to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mpich:
-    """Paths of the wheel's files."""
+    """Version of the wheel, and paths of its files."""
 
     version: str
     header: Path

@@ -1,4 +1,4 @@
-"""Identity of processes: ids are reused, so a process is its id, its start, and the boot of the machine."""
+"""Identity of processes: process id, start time and boot id, as the kernel reuses process ids."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 
 def stat_fields(folder: Path) -> list[str]:
-    """Return the fields of a process or thread from its state on, by its folder in /proc; none if it does not exist."""
+    """Return the `stat` fields of a process or thread from the state on, by its /proc folder; [] if it has ended."""
     try:
         text = (folder / "stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # the name before may hold spaces and parentheses
+    return text.rpartition(")")[2].split()  # the process name before it may contain spaces and parentheses
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot, or None if no process has that id.
+    """Return the start time of a process in clock ticks since boot, or None if no process has that id.
 
-    A zombie does not count. A process whose first thread alone has ended still counts: the other threads have its
-    files, locks and sockets.
+    A zombie counts as ended. A process of which only the first thread has ended counts as running: the other threads
+    still have its files, locks and sockets.
     """
     fields = stat_fields(Path(f"/proc/{pid}"))
     ended = not fields or fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)

@@ -16,12 +16,12 @@ def draft_of(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a path beside `path`: the file that the block makes there is renamed to `path` at its end.
 
     If the block fails, `path` stays unchanged and the draft is deleted. Without `durable` the content may be lost when
-    the machine loses power. Several processes and threads may write the same file: it is that of one of them. Raises
+    the machine loses power. When several processes or threads write the same file, the last rename wins. Raises
     `OSError`.
     """
     draft = path.with_name(f".{path.name}.{threading.get_native_id()}.part")
     try:
-        draft.unlink(missing_ok=True)  # of a killed process that had a thread with the same id
+        draft.unlink(missing_ok=True)  # left by a killed process with a thread of the same id
         yield draft
         if durable:
             descriptor = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
@@ -46,7 +46,7 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666, durable:
 
 
 def csv_text(columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table as CSV with a head; None is an empty cell."""
+    """Return a table as CSV with a header line; None is an empty cell."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     return text.getvalue()

@@ -17,6 +17,6 @@ BlockingLab = derive("BlockingLab", Lab, {LabJob: BlockingLabJob})
 
 @contextlib.contextmanager
 def enter_blocking(opening: AbstractAsyncContextManager[Lab]) -> Iterator[Twin]:
-    """Open a lab in a loop of its own, in another thread, for the block."""
+    """Open a lab for the block, in an event loop of its own in another thread."""
     with Portal() as portal, portal.within(opening) as lab:
         yield BlockingLab(portal, lab)

@@ -1,4 +1,4 @@
-"""The lab in a box that a scenario describes."""
+"""Derives the specification of a lab in a box from a scenario."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NODES = 250
 
 
 def spec_of(scenario: Scenario) -> BoxSpec:
-    """Return the lab that a scenario with a `[box]` describes; raises `UserError`."""
+    """Return the specification of the lab that a scenario with a `[box]` describes; raises `UserError`."""
     box = scenario.box
     if box is None:
         raise UserError(f"scenario {scenario.name}: it has no [box] table, so there is no lab to make")

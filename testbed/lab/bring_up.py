@@ -1,4 +1,4 @@
-"""The two kinds of lab of a run: real nodes over a broker, or a dry run in this process without real guests."""
+"""Brings up the lab of a run: real nodes with a broker, or the simulated nodes of a dry run in this process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from testbed.lab.lab_record import LabRecord
 from testbed.lab.local_agents import local_agents, remove_empty
 from testbed.scenario.schema import Scenario
 
-_BROKER = "broker"  # its folder
-_AFTER_LEASE_S = 30.0  # a disconnected controller returns while its lease lasts
+_BROKER = "broker"  # folder of the broker's state
+_AFTER_LEASE_S = 30.0  # the broker keeps the session longer than the lease of a disconnected controller lasts
 
 BringUp = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
 
 
 @contextlib.asynccontextmanager
 async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
-    """Bring up the scenario's broker and agents; yields the controller's bus."""
+    """Start the scenario's broker and agents, or use existing ones; yield the controller's bus."""
     own = [node for node in scenario.nodes if node.spawn]
     async with contextlib.AsyncExitStack() as stack:
         record = LabRecord.open(run_path) if scenario.on_controller_loss == "keep" else None
@@ -58,9 +58,9 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
 
 @contextlib.contextmanager
 def _state_folder(record: LabRecord | None) -> Iterator[Path]:
-    """Yield the folder with the state of broker and agents: that of an earlier controller's, if there is one."""
+    """Yield the folder with the state of broker and agents: that of an earlier controller, if there is one."""
     known = None if record is None else record.folder
-    folder = known or Path(tempfile.mkdtemp(prefix="dfrs-"))  # short: socket names have at most 107 bytes
+    folder = known or Path(tempfile.mkdtemp(prefix="dfrs-"))  # a short path, as socket names have at most 107 bytes
     try:
         yield folder
     finally:
@@ -71,12 +71,13 @@ def _state_folder(record: LabRecord | None) -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def _own_broker(kind: Preference, folder: Path, record: LabRecord | None) -> AsyncIterator[BrokerAddress]:
-    """Run a broker inside the block; one that follows that of a lost controller has its port and its password.
+    """Run a broker inside the block, with the port and the password of a lost controller's broker, if there was one.
 
-    Agents that outlive their controller then connect again by themselves.
+    So agents that have outlived their controller reconnect by themselves.
     """
     known = BrokerAddress.parse(record.broker) if record is not None and record.broker else None
-    state_dir = None if record is None else folder / _BROKER  # else agents of a killed controller remove their folder
+    # without a record the broker must not use `folder`: agents of a killed controller remove it only if it is empty
+    state_dir = None if record is None else folder / _BROKER
     port, password = (0, "") if known is None else (known.port, known.password or "")
     async with broker(kind, state_dir=state_dir, port=port, password=password) as running:
         if record is not None:
@@ -97,8 +98,8 @@ def _box_broker(scenario: Scenario) -> BrokerAddress:
 
 @contextlib.asynccontextmanager
 async def dry_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
-    """The same controller and the same agents, with simulated guests, on a bus inside this process."""
-    # a dry run uses the agents' own code; only this function of the controller imports them
+    """Run agents with simulated guests on a bus inside this process, and yield the controller's bus."""
+    # a dry run uses the agents' own code, which no other function of the controller imports
     from node_agent.agent import Agent, AgentConfig  # noqa: PLC0415  # see above
     from node_agent.drivers.null import NullDriver  # noqa: PLC0415  # see above
 

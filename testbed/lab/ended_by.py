@@ -1,4 +1,4 @@
-"""Cancels a block of code for an error that occurs concurrently."""
+"""Context managers that cancel a block of code when an error occurs in a concurrent task."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 
 @contextlib.asynccontextmanager
 async def ended_by() -> AsyncIterator[Callable[[BaseException], None]]:
-    """Yield a function that cancels the block; the error that it was first called with is raised in its place.
+    """Yield a function that cancels the block; the error of its first call is raised in place of the cancellation.
 
-    It has no effect once the block has ended, or while the task is being cancelled from elsewhere.
+    The function has no effect once the block has ended, or while the task is being cancelled for another reason.
     """
     task = asyncio.current_task()
     if task is None:
@@ -37,7 +37,7 @@ async def ended_by() -> AsyncIterator[Callable[[BaseException], None]]:
         inside = False
     if reason is not None:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)  # the block may have ended before its cancellation came
+            await asyncio.sleep(0)  # the block may have ended before its cancellation was delivered
         raise reason
 
 

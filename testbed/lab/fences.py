@@ -1,7 +1,7 @@
-"""Fences of guests, the controller's side: what was granted, and from when on a guest has certainly ended.
+"""Fences of guests, the controller's side: the granted fences, and the time by which a guest has certainly ended.
 
-A fence is a moment of the node's own monotonic clock. The controller computes it as the clock reading of a sample that
-it has received, plus `fence_s`. It accounts for a fence before it sends it. The proof is in docs/resume.md.
+A fence is a moment of the node's own monotonic clock. The controller computes a fence as the clock reading of a
+received sample plus `fence_s`, and accounts for each fence before it sends the fence. The proof is in docs/resume.md.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from testbed.bus.messages import Fence
 from testbed.errors import UserError
 
 DRIFT_FRAC = 1e-3
-"""The rates of the monotonic clocks of two machines differ by less than this; of steered clocks it is 5e-4."""
+"""The rates of the monotonic clocks of two machines differ by less than this; those of steered clocks by 5e-4."""
 DESTROYED_WITHIN_S = 2.0
-"""Time in which an agent or its keeper has destroyed a guest after its fence has fallen."""
+"""Time within which an agent or its keeper destroys a guest after its fence has passed."""
 NEVER_S = float("-inf")
 UNKNOWN_S = float("inf")
 FENCES = "fences"  # the capability of nodes that enforce fences also when their agent is dead, stopped or stuck
@@ -25,7 +25,7 @@ _MOST_CLOCKS = 8  # of one node
 
 @dataclass(slots=True)
 class _Clock:
-    """One clock of a node: its latest reading, and the reading that bounds it from below best, with its reception."""
+    """One clock of a node: its latest reading, and the reading with its reception that is its best lower bound."""
 
     latest_ns: int
     bound_ns: int
@@ -46,21 +46,21 @@ class _Clock:
 
 
 class FenceBook:
-    """What one controller knows of the clocks of its nodes, and the fences that it has granted; nodes by index.
+    """The controller's readings of its nodes' clocks, and the fences that it has granted; nodes by index.
 
     All `*_s` are seconds of the controller's own monotonic clock. The `unenforced` nodes lack the capability `fences`:
-    a guest there has ended only if its node says so.
+    a guest there has ended only if its node reports that.
     """
 
     def __init__(self, fence_s: float, destroyed_within_s: float = DESTROYED_WITHIN_S) -> None:
         self.fence_s = fence_s
         self.unenforced: frozenset[int] = frozenset()
         self._destroyed_within_s = destroyed_within_s
-        self._clocks: dict[int, dict[str, _Clock]] = {}  # of each node, the one that was heard last at the end
+        self._clocks: dict[int, dict[str, _Clock]] = {}  # of each node; the clock of the latest reading is the last
         self._falls_s: dict[tuple[int, str], float] = {}  # by node and guest
 
     def hear(self, node: int, clock: str, mono_ns: int, at_s: float) -> None:
-        """Take a reading of a node's clock, received at `at_s`; late and repeated readings do no harm."""
+        """Record a reading of a node's clock that was received at `at_s`; late and repeated readings do no harm."""
         if not clock:
             return
         clocks = self._clocks.setdefault(node, {})
@@ -82,9 +82,9 @@ class FenceBook:
         return Fence(clock=name, until_ns=until_ns)
 
     def inherit(self, node: int, guest: str, taken_over_s: float) -> None:
-        """Account for all fences that controllers before this one may have granted to a guest.
+        """Account for all fences that earlier controllers may have granted to a guest.
 
-        They were computed from readings that are older than the takeover.
+        Those fences were computed from readings that are older than the takeover.
         """
         self._note(node, guest, taken_over_s + self.fence_s / (1 - DRIFT_FRAC))
 
@@ -92,22 +92,22 @@ class FenceBook:
         self._falls_s[node, guest] = max(falls_s, self._falls_s.get((node, guest), NEVER_S))
 
     def ended_s(self, node: int, guest: str) -> float:
-        """Return the moment from which a guest has certainly ended on a node that cannot be asked.
+        """Return the moment from which a guest has certainly ended on a node that cannot be queried.
 
-        It is `NEVER_S` for a guest that was never granted a fence there, whose start the node would have refused, and
-        `UNKNOWN_S` where fences may not be enforced.
+        The moment is `NEVER_S` for a guest that was never granted a fence there, as the node would have refused its
+        start, and `UNKNOWN_S` where fences may not be enforced.
         """
         if node in self.unenforced and (node, guest) in self._falls_s:
             return UNKNOWN_S
         return self._falls_s.get((node, guest), NEVER_S) + self._destroyed_within_s
 
     def stopped(self, node: int, guest: str) -> None:
-        """A node has answered that the guest is gone, to a `Stop` with the present generation."""
+        """Record that a node has confirmed the end of a guest, by its reply to a `Stop` with the current generation."""
         self._falls_s.pop((node, guest), None)
 
 
 def check_clocks(names: Sequence[str], book: FenceBook | None) -> None:
-    """Raise `UserError` if a node, of these names by index, has reported no clock, without which it has no fences."""
+    """Raise `UserError` if a node has reported no clock, which fences need; `names` are by index."""
     for node, name in enumerate(names):
         if book is not None and book.grant(node, ()) is None:
             raise UserError(
@@ -117,7 +117,7 @@ def check_clocks(names: Sequence[str], book: FenceBook | None) -> None:
 
 
 def note_unenforced(capabilities: Sequence[Sequence[str]], book: FenceBook | None) -> None:
-    """Tell the book of the nodes, by index with their capabilities, that lack the capability `fences`."""
+    """Record in the book the nodes that lack the capability `fences`; `capabilities` are by node index."""
     if book is not None:
         book.unenforced = frozenset(node for node, able in enumerate(capabilities) if FENCES not in able)
 
@@ -126,9 +126,9 @@ Place: TypeAlias = tuple[int, str]
 
 
 class Clearance:
-    """The guests of a job that is to run again, until each has certainly ended; places are (node, guest).
+    """The guests of a job that will run again, until each of them has certainly ended; places are (node, guest).
 
-    A guest has ended once its node has answered a `Stop` of the present generation, or once its fence has fallen. At
+    A guest has ended once its node has answered a `Stop` of the current generation, or once its fence has passed. At
     the `targets` of a live migration a guest may arrive for as long as it may run at its source. So a target is settled
     only after all `sources`, by a `Stop` that is sent then, or by its fence.
     """
@@ -145,22 +145,22 @@ class Clearance:
         return [*sorted(self._sources), *sorted(self._targets)]
 
     def left(self, now_s: float) -> list[Place]:
-        """Return the places that a `Stop` which is sent now can settle; empty once all guests have certainly ended."""
+        """Return the places that a `Stop` sent now can settle; empty once all guests have certainly ended."""
         return self._running(self._sources, now_s) or self._running(self._targets, now_s)
 
     def _running(self, places: frozenset[Place], now_s: float) -> list[Place]:
         return sorted(p for p in places if p not in self._stopped and self._book.ended_s(*p) > now_s)
 
     def stopped(self, places: Iterable[Place]) -> None:
-        """These places, of those that `left` returned, have answered a `Stop` that was sent after that call."""
+        """Record that places from `left` have answered a `Stop` that was sent after that call."""
         for place in places:
             self._stopped.add(place)
             self._book.stopped(*place)
 
     def ends_s(self) -> float:
-        """Return the moment at which the last guest has ended even if no node answers.
+        """Return the moment by which the last guest has ended even if no node answers.
 
-        It is `NEVER_S` without any left, `UNKNOWN_S` if only the answer of a node can tell.
+        The moment is `NEVER_S` if no guest is left, and `UNKNOWN_S` if only a reply of a node can confirm the end.
         """
         places = (self._sources | self._targets) - self._stopped
         return max((self._book.ended_s(*place) for place in places), default=NEVER_S)

@@ -55,9 +55,9 @@ _log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.5
 _LIMIT_EVERY_S = 60.0
-LATE_NS = 2 * 10**9  # a sample that arrives later counts as delayed
-_LOOKS_A_SILENCE = 4  # checks of the clock during `silence_s`
-_STALL_LOOKS = 2  # checks of delay after which the controller counts as having been stopped
+LATE_NS = 2 * 10**9  # a sample that arrives later than this counts as late
+_LOOKS_A_SILENCE = 4  # checks of the clock per `silence_s`
+_STALL_LOOKS = 2  # delay, in periods of these checks, after which the controller counts as having been stopped
 _MOST_BOOTS = 8  # lives of an agent whose clocks are kept
 
 
@@ -70,12 +70,12 @@ class NodeLostError(RunError):
 def limit_text(node: str, limit: AgentLimit) -> str:
     """Return a text about an agent's bound, for the display of a run."""
     if limit.what == "log":
-        return f"node {node}: the log of its agent was full ({limit.bound_mib:.0f} MiB) and began anew"
+        return f"node {node}: the log of its agent was full ({limit.bound_mib:.0f} MiB), and a new one was begun"
     if limit.state == "left":
-        return f"node {node}: its agent has {limit.value_mib:.0f} MiB again, and takes work"
+        return f"node {node}: its agent uses {limit.value_mib:.0f} MiB again, and accepts work"
     return (
-        f"node {node}: its agent has {limit.value_mib:.0f} MiB, more than its bound of {limit.bound_mib:.0f} MiB: it "
-        "takes no new work until it has less"
+        f"node {node}: its agent uses {limit.value_mib:.0f} MiB, more than its bound of {limit.bound_mib:.0f} MiB: it "
+        "accepts no new work until it uses less"
     )
 
 
@@ -84,7 +84,7 @@ def _log_limit(node: Node, limit: AgentLimit) -> None:
 
 
 def rule_of(deadlines: DeadlinesTable) -> Rule:
-    """Return the rule of a scenario: nodes that are silent together are lost once their leases must have run out."""
+    """Return the liveness rule of a scenario; if all nodes are silent, they are lost after their leases' end."""
     silence_s, lost_s = deadlines.node_silence_s, deadlines.node_lost_s
     stall_s = _STALL_LOOKS * silence_s / _LOOKS_A_SILENCE
     return Rule(silence_s, lost_s, lost_s + deadlines.lease_ttl_s, stall_s)
@@ -92,39 +92,43 @@ def rule_of(deadlines: DeadlinesTable) -> Rule:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node's last state; `messages` counts its messages, `telemetry` is its last sample that arrived in time."""
+    """Last state of one node; `messages` counts its messages, `telemetry` is its last sample that arrived in time."""
 
     index: int
     name: str
     facts: NodeFacts | None = None
     refused: UserError | None = None
     standing: Standing = Standing.UNKNOWN
-    reason: str = "not heard of yet"
+    reason: str = "no message yet"
     messages: int = 0
     telemetry: Telemetry | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
     limits_s: dict[tuple[str, str], float] = field(default_factory=dict)  # times of its agent's reports of its bounds
     boots: list[str] = field(default_factory=list)  # the newest, in the order of their announcements
-    unread: tuple[str, bytes] | None = None  # topic and newest status, if that was over the quota
+    unread: tuple[str, bytes] | None = None  # topic and payload of the newest status, if it exceeded the quota
 
     @property
     def online(self) -> bool:
-        """Whether commands reach it, by its last status."""
+        """Whether commands are expected to reach the node."""
         return self.standing is Standing.ONLINE
 
 
 class Fleet:
-    """Nodes by index, in the order of the scenario.
+    """The nodes of a lab by index, in the order of the scenario.
 
-    Callbacks run in the event loop: `on_guest_event(node index, event)`, but for ranks in barriers of MPI, which are
-    for `on_mpi_barrier(node index, event)`; `on_telemetry(node, record, taken_ns)`, `on_node_change(node, change)` when
-    a known node leaves, returns, or has another agent (see `liveness`), `on_limit(node, limit)` when its agent has
-    reached a bound of its own, `on_clock(node index, clock, mono_ns, heard_s)` for a reading of a node's clock that was
-    received at `heard_s`. `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each
-    sample is delivered once, in its node's order, and marked `late` if it was delayed at its agent or elsewhere.
+    Callbacks run in the event loop:
 
-    While it watches, it is the requester's `Reach`: commands to a suspect node wait until it is online again, or lost.
+    * `on_guest_event(node index, event)`: an event of a guest, except for ranks in barriers of MPI
+    * `on_mpi_barrier(node index, event)`: a rank waits in a barrier of MPI
+    * `on_telemetry(node, record, taken_ns)`: a sample that was taken at `taken_ns` by the loop's clock (see
+      `SampleClock`). Each sample is delivered once, in its node's order, and marked `late` if it was delayed.
+    * `on_node_change(node, change)`: a known node left, returned, or has another agent (see `liveness`)
+    * `on_limit(node, limit)`: an agent has reached a bound of its own
+    * `on_clock(node index, clock, mono_ns, heard_s)`: a reading of a node's clock that was received at `heard_s`
+
+    While `watch` runs, the fleet is the requester's `Reach`: commands to a suspect node wait until the node is online
+    again, or lost.
     """
 
     def __init__(
@@ -151,15 +155,15 @@ class Fleet:
         self.on_clock: Callable[[int, str, int, float], None] = lambda _node, _clock, _mono_ns, _heard_s: None
 
     async def open(self) -> None:
-        """Subscribe."""
+        """Subscribe to the status, telemetry and events of all nodes."""
         await self._bus.subscribe(topics.node_topic(self._lab, "+", "status"), self._status)
         await self._bus.subscribe(topics.node_topic(self._lab, "+", "telemetry"), self._telemetry)
         await self._bus.subscribe(topics.node_topic(self._lab, "+", "event"), self._event)
 
     async def wait_for_all(self, timeout_s: float) -> None:
-        """Wait until every node has announced itself, or raise `UserError` that names the silent ones.
+        """Wait until every node has announced itself, or raise `UserError` with the silent nodes.
 
-        A node with another protocol, or with facts that are refused (`check_facts`), is a `UserError` at once.
+        A node with another protocol, or with facts that `check_facts` refuses, raises `UserError` at once.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -179,13 +183,16 @@ class Fleet:
             ) from None
 
     async def wait_until_empty(self, timeout_s: float) -> None:
-        """Wait until no node holds a guest, as guests of the previous run may still be ending. Raises `UserError`."""
+        """Wait until no node has guests or images, as those of the previous run may still be ending.
+
+        Raises `UserError` after `timeout_s`.
+        """
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
         while held := await self._held(timeout_s):
             if loop.time() >= ends_s:
                 raise UserError(
-                    f"{'; '.join(held)}: guests and images of a run whose controller died: go on with it by `testbed "
+                    f"{'; '.join(held)}: guests and images of a run whose controller died: continue it by `testbed "
                     "resume`, or remove them by `testbed lab take`"
                 )
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -201,7 +208,7 @@ class Fleet:
         ]
 
     async def wait_for_any(self, timeout_s: float) -> None:
-        """Wait until every node has announced itself, at most so long; those that have not are suspect from then on."""
+        """Wait for `timeout_s` at most until every node has announced itself; the other nodes are suspect then."""
         with contextlib.suppress(UserError):
             await self.wait_for_all(timeout_s)
         lives = [
@@ -224,7 +231,7 @@ class Fleet:
         return self.nodes[node].name
 
     async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
-        """Command a node and return the driver's report; raises `TestbedError` when it fails or does not answer."""
+        """Send a command to a node and return the result; raises `TestbedError` if it fails or gets no reply."""
         reply = await self._requester.call(self.nodes[node].name, action, deadline_s)
         return reply.result
 
@@ -247,11 +254,11 @@ class Fleet:
         news.set()
 
     def heard(self, name: str) -> int:
-        """See `Reach`."""
+        """See `Reach.heard`."""
         return self._by_name[name].messages
 
     async def watch(self) -> None:
-        """Check the clock and the bus periodically, until cancelled; meanwhile commands wait for nodes."""
+        """Check the clock and the bus periodically, until cancelled; meanwhile commands wait for suspect nodes."""
         loop = asyncio.get_running_loop()
         self._requester.reach = self
         self._life = replace(self._life, at_s=loop.time())
@@ -321,7 +328,7 @@ class Fleet:
                 node.reason = status.reason
 
     def _refuse(self, node: Node, error: UserError) -> None:
-        """Treat an unusable node as absent."""
+        """Treat an unusable node as one that has left."""
         node.refused = error
         node.reason = str(error)
         self._notice(Left(node.index, str(error)))
@@ -332,11 +339,11 @@ class Fleet:
         node = self._node(topic)
         if node is None:
             return
-        if node.unread is not None:  # an agent that works sends no other status
+        if node.unread is not None:  # a running agent does not publish its status again
             await self._status(*node.unread)
         try:
             record = self._gates[node.index].telemetry(topic, payload)
-        except OtherProtocolError:  # its status says so
+        except OtherProtocolError:  # reported with the node's status
             return
         except SuspiciousError as error:
             self._suspect(node, error)
@@ -352,7 +359,7 @@ class Fleet:
             return
         if heard_ns - taken_ns > LATE_NS and not record.late:
             record = msgspec.structs.replace(record, late=True)
-        if not record.late:  # a late sample may have waited at the broker: its node may be gone by now
+        if not record.late:  # a late sample may have waited at the broker, and does not prove that its node is online
             node.telemetry = record
             node.messages += 1
             self._notice(Heard(node.index))
@@ -367,7 +374,7 @@ class Fleet:
             if (event.guest, event.event) == (ITSELF, "limit"):
                 self._limit(node, convert(event.told, AgentLimit))
                 return
-        except OtherProtocolError:  # its status says so
+        except OtherProtocolError:  # reported with the node's status
             return
         except SuspiciousError as error:
             self._suspect(node, error)
@@ -381,7 +388,7 @@ class Fleet:
         (self.on_mpi_barrier if event.event == MPI_BARRIER else self.on_guest_event)(node.index, event)
 
     def _limit(self, node: Node, limit: AgentLimit) -> None:
-        """Forward an agent's reports of its bounds, each at most once per minute, as it may repeat them at any rate."""
+        """Forward a report of an agent's bound at most once per minute, as an agent may send it at any rate."""
         now_s, key = asyncio.get_running_loop().time(), (limit.what, limit.state)
         if now_s - node.limits_s.get(key, float("-inf")) >= _LIMIT_EVERY_S:
             node.limits_s[key] = now_s
@@ -395,7 +402,7 @@ class Fleet:
         self._acts.note(self.nodes[node].name, kind, what)
 
     def _note_boot(self, node: Node, status: NodeStatus) -> None:
-        """Report an agent that announces itself after another one of its name."""
+        """Record the life of an agent that announces itself; report two agents of one name that alternate."""
         if not status.online or node.boots[-1:] == [status.boot]:
             return
         if status.boot in node.boots:

@@ -1,4 +1,4 @@
-"""Specifications of guests: the work of the program, its number of workers, and the cap at a yield."""
+"""Computes specifications of guests: the work of the program, its number of workers, and the cap at a yield."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.bus.need_profile import WHOLE
 
-_ROUNDING_CORES = 1e-9  # a CPU need that was computed may be a hair more than a whole number of cores
+_ROUNDING_CORES = 1e-9  # a computed CPU need may exceed a whole number of cores by a rounding error
 
 
 def whole_cores(cpu_cores: float) -> int:
-    """Return the number of cores needed to use `cpu_cores` at once, at least one."""
+    """Return the number of whole cores on which a guest can use `cpu_cores`, at least one."""
     return max(1, math.ceil(cpu_cores - _ROUNDING_CORES))
 
 
@@ -39,8 +39,8 @@ def program_spec(
 ) -> ProgramSpec:
     """Return a program whose work takes `work_s` seconds of `cpu_cores` cores, in iterations of about `iteration_s`.
 
-    `units_per_core_s` is the number of work units of a core per second. With a `profile` the program needs no more than
-    these cores, and at times less (`testbed.bus.need_profile`).
+    `units_per_core_s` is the number of work units of a core per second. With a `profile` the program never needs more
+    than these cores, and less in some phases (`testbed.bus.need_profile`).
     """
     work_units = max(1, math.ceil(units_per_core_s * cpu_cores * work_s))
     iterations = max(1, round(work_s / iteration_s))

@@ -1,4 +1,4 @@
-"""Jobs of a trace as guests of a lab: each program's work is sized so that it takes the trace's run time."""
+"""Prepares the jobs of a trace as guests of a lab: the work of each program is sized to the run time in the trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_WORK_UNITS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job of the trace with the guests of its tasks, and the trace seconds that a work unit of one stands for."""
+    """A job of the trace with the guests of its tasks, and the trace seconds per work unit of a task."""
 
     job: Job
     specs: tuple[GuestSpec, ...]
@@ -27,7 +27,7 @@ class PreparedJob:
 
 
 def memory_of(job: Job, node_memory_mib: int) -> int:
-    """Memory of one task in MiB, rounded down, so that what fits as fractions fits in MiB."""
+    """Return the memory of one task in MiB, rounded down, so that tasks that fit by fractions also fit in MiB."""
     return _part_mib(job.mem_req_frac, node_memory_mib)
 
 
@@ -86,13 +86,13 @@ def prepare_jobs(
 ) -> list[PreparedJob]:
     """Return the jobs with the guests of their tasks.
 
-    A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its real CPU
-    need of a node's `cpus` cores to itself, at `units_per_core_s(job)` work units per second of a core; caps are parts
-    of the declared need. Each guest takes the next of `addresses`. Work as CPU time is that of a core with
-    `core_units_per_s`. Guests that are `shared` compete for all of a node, each with its CPU need as its share. With
-    `waits` nodes note which tasks wait for which, with `watch_s` they find out what tasks need, in windows of that
-    length. Raises `UserError` for a task with more work than it can count, and for one that needs less or more than was
-    declared while its program uses all that it gets.
+    A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds on dedicated nodes: each
+    task uses its real CPU need of a node's `cpus` cores, at `units_per_core_s(job)` work units per second and core.
+    Caps are fractions of the declared need. Each guest gets the next of `addresses`. Work that is measured as CPU time
+    is for a core with `core_units_per_s`. Guests that are `shared` compete for all cores of a node, each with its CPU
+    need as its share. With `waits` nodes record which tasks wait for which. With `watch_s` nodes estimate the CPU need
+    of tasks, in windows of that length. Raises `UserError` for a task with more work units than a guest can count, and
+    for a task whose real need differs from the declared need while its program uses all the CPU that it gets.
     """
     result = []
     for job in jobs:
@@ -128,7 +128,7 @@ def prepare_jobs(
 
 
 def check_work(job: Job, time_scale: float, cpus: float, units_per_core_s: float) -> None:
-    """Raise `UserError` if the work of a task is more than its guest can count."""
+    """Raise `UserError` if a task has more work units than its guest can count."""
     units = units_per_core_s * job.real_need_frac * cpus * (job.run_time_s / time_scale)
     if not units <= MOST_WORK_UNITS:
         raise UserError(
@@ -147,9 +147,10 @@ def check_floor(jobs: Sequence[Job], node: str, node_memory_mib: int, floor_mib:
 def check_memory(
     what: str, frac: float, node: str, node_memory_mib: int, floor_mib: int, least_frac: float | None = None
 ) -> None:
-    """Raise `UserError` if this part of a node's memory is less than a guest of `node` needs.
+    """Raise `UserError` if the fraction `frac` of a node's memory is less than a guest of `node` needs.
 
-    `what` names the part; `least_frac` is the least part that nodes must have room for, by default this one.
+    `what` names the fraction in the message. `least_frac` is the smallest fraction for which the message proposes a
+    node size, by default `frac`.
     """
     memory_mib = _part_mib(frac, node_memory_mib)
     if memory_mib < floor_mib:
@@ -167,13 +168,13 @@ def check_images(nodes: Mapping[str, NodeFacts]) -> None:
     if len(kinds) > 1:
         told = "; ".join(f"{kind} on {', '.join(names)}" for kind, names in sorted(kinds.items()))
         raise UserError(
-            f"nodes that cannot take back what others save: images of kind {told}: expected one kind in a lab, "
+            f"nodes that cannot restore images of other nodes: images of kind {told}: expected one kind in a lab, "
             "which the options of their drivers may choose"
         )
 
 
 def _image_kind(facts: NodeFacts) -> str:
-    """Return the kind of a node's images; agents of earlier releases report it only if there is a choice."""
+    """Return the kind of a node's images; agents of earlier releases report the kind only if there is a choice."""
     told = [word.removeprefix("save:") for word in facts.capabilities if word.startswith("save:")]
     if told or "save" not in facts.capabilities:
         return told[0] if told else "none"

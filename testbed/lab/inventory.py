@@ -1,4 +1,4 @@
-"""Inventory of a lab from the bus alone: its nodes, their guests, and the lease's holder."""
+"""Inventory of a lab from its messages on the bus: nodes, their guests, and the lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.bus.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The last record of each kind: presence by node, guests by node as far as reported, and the lease, if any."""
+    """The last record of each kind: presence by node, guests by node if reported, and the lease, if there is one."""
 
     nodes: dict[str, NodeStatus]
     guests: dict[str, tuple[str, ...]]
@@ -24,7 +24,7 @@ class Survey:
 
 
 async def survey(address: BrokerAddress, lab: str, wait_s: float) -> Survey:
-    """Listen to a lab for `wait_s` wall seconds; nodes are in the order of their names."""
+    """Collect the messages of a lab for `wait_s` wall seconds; nodes are in the order of their names."""
     nodes: dict[str, NodeStatus] = {}
     guests: dict[str, tuple[str, ...]] = {}
     leases: list[Lease] = []

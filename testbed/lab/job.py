@@ -1,4 +1,4 @@
-"""One job on live nodes, with manual operations and the measured cost of each."""
+"""One job on live nodes: manual operations, each of which returns its measured cost."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _MIB = float(1 << 20)
 
 
 class LabJob:
-    """A job of one or several tasks, one guest for each; `Lab.job` makes it, and `start` starts it.
+    """A job of one or several tasks with one guest per task; `Lab.job` makes the job, and `start` starts it.
 
-    As a context it always destroys its guests and images at the end. The context raises `RunError` at its end if a
-    guest failed, because measurements taken meanwhile are invalid. Every operation returns when it has ended, and
-    raises a `TestbedError` if it failed. A node is named, or given by its index.
+    As a context manager the job always destroys its guests and images at the end. The context raises `RunError` at its
+    end if a guest failed, because measurements taken meanwhile are invalid. Every operation returns when it has ended,
+    and raises a `TestbedError` if it failed. Arguments for a node are its name or its index.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LabJob:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of the nodes where its guests or their images are, by task."""
+        """Names of the nodes that have its guests or their images, by task."""
         return tuple(self._live.fleet.name(node) for node in self._nodes)
 
     @property
@@ -91,7 +91,7 @@ class LabJob:
 
     @property
     def ends(self) -> dict[str, GuestReport]:
-        """The last report of each guest that has ended so far, by its name."""
+        """The last report of each guest that has ended so far, by guest name."""
         return dict(self._ends)
 
     async def __aenter__(self) -> Self:
@@ -107,7 +107,7 @@ class LabJob:
             self._check_lived(error)
 
     def _check_lived(self, error: TestbedError | None) -> None:
-        """Raise `RunError` if a guest failed: the failure then is the cause of any other error."""
+        """Raise `RunError` if a guest failed, as that failure is the cause of any other error."""
         failed = [
             f"guest {guest} failed{self._why(guest)}" for guest, end in self._ends.items() if end.event == "failed"
         ]
@@ -139,13 +139,13 @@ class LabJob:
         return Held(_now_s() - begin_s, skew_s)
 
     async def release(self) -> float:
-        """Resume held guests; return how long the order took, in seconds."""
+        """Resume held guests; return the duration of the command in seconds."""
         begin_s = _now_s()
         await self._live.operations.release(self._job)
         return _now_s() - begin_s
 
     async def save(self, store: str = "") -> Saved:
-        """Make a coordinated checkpoint in each node's image store of this name; the guests are gone afterwards."""
+        """Make a coordinated checkpoint in the image store `store` of each node; the guests are gone afterwards."""
         told: dict[str, float] = {}
         begin_s = _now_s()
         names = self._job.image_names(self._saves)
@@ -160,7 +160,7 @@ class LabJob:
         )  # fmt: skip
 
     async def transfer(self, nodes: Sequence[NodeRef]) -> Transferred:
-        """Copy the images of tasks that move to `nodes`, by task, from which `restore` will then read them."""
+        """Copy the images of tasks to `nodes`, by task, where `restore` then reads them; only tasks that move."""
         targets = node_indexes(self._live.names, nodes, len(self.specs))
         begin_s = _now_s()
         self._image_holders.update(zip(targets, (image.image for image in self._images), strict=False))
@@ -171,8 +171,8 @@ class LabJob:
     async def restore(self, *, nodes: Sequence[NodeRef] = (), cold: bool = False, yield_frac: float = 1.0) -> Restored:
         """Create all guests from their images; return when every task has progressed.
 
-        They are created on the nodes with the images, or on `nodes`, by task: then `transfer` copies the images first,
-        which is not part of the returned times. `cold` images are dropped from the page cache before.
+        The guests are created on the nodes with the images, or on `nodes`, by task: then `transfer` copies the images
+        first, which is not part of the returned times. `cold` images are dropped from the page cache before.
         """
         if nodes:
             await self.transfer(nodes)
@@ -193,7 +193,7 @@ class LabJob:
         )
 
     async def migrate(self, nodes: Sequence[NodeRef], yield_frac: float = 1.0) -> Migrated:
-        """Migrate the tasks that are not on `nodes`, by task, to these nodes while they work."""
+        """Migrate live the tasks that are not on `nodes`, by task, to these nodes."""
         targets = node_indexes(self._live.names, nodes, len(self.specs))
         begin_s = _now_s()
         self._targets = targets
@@ -223,7 +223,7 @@ class LabJob:
     # --- its progress
 
     async def progress(self) -> dict[str, Progress]:
-        """Return each guest's progress, by its name; raises `RunError` for a missing guest."""
+        """Return the progress of each guest, by guest name; raises `RunError` for a missing guest."""
         found: dict[str, Progress] = {}
         deadline_s = self._live.command_s
         for node in sorted(set(self._nodes)):
@@ -250,18 +250,18 @@ class LabJob:
         """Wait `settle_s`, then return work units per second of the slowest task over at least `window_s`.
 
         Units and seconds are the program's own, between two of its reports, so transmission delays do not matter.
-        Raises `RunError` if a task reports no progress, or an absurd rate.
+        Raises `RunError` if a task reports no progress, or an implausible rate.
         """
         return await rates.rate(self, window_s, settle_s, self._live.command_s)
 
     async def rate_and_use(self, window_s: float = rates.WINDOW_S, settle_s: float = rates.SETTLE_S) -> Rate:
-        """Like `rate`, from the first report after `settle_s` on; also sample the CPU time of all tasks meanwhile."""
+        """Measure as `rate`, from the first report after `settle_s` on, and the CPU time that tasks use meanwhile."""
         return await rates.rate_and_use(self._live, self, window_s, settle_s)
 
     async def watch(self, every_s: float, for_s: float, changes: Sequence[tuple[float, float]] = ()) -> Watched:
         """Sample CPU time and work units of the first task every `every_s` for `for_s` seconds, on its node.
 
-        `changes` are pairs (after so many seconds, new cap in cores).
+        `changes` are pairs (seconds after the beginning, new cap in cores).
         """
         caps = tuple(CapChange(after_s=after_s, caps={self.name: cores}) for after_s, cores in changes)
         return await self._live.watch(self._nodes[0], (self.name,), every_s, for_s, caps)
@@ -269,7 +269,7 @@ class LabJob:
     async def edge(self) -> tuple[float, int]:
         """Wait until the reported progress of the first task changes; return the controller's time and its units.
 
-        Between two edges, the time that its work did not need was lost by the job. Raises `RunError` if there is none
+        Between two edges, the job lost the time that its work did not need. Raises `RunError` if there is no edge
         within the deadline of a command.
         """
         lead, limit_s = self.guests[0], self._live.command_s
@@ -310,7 +310,7 @@ class LabJob:
     def _hear(self, node: int, event: GuestReport) -> None:
         task = self.guests.index(event.guest)
         if node not in (self._nodes[task], self._targets[task]):
-            return  # the event is not from this guest's node
+            return  # the event is from another node than this guest's
         if event.event in ("progress", "done"):  # a guest that was restored just before its end may report only `done`
             self._waiting.discard(event.guest)
         if event.event in ("done", "failed"):

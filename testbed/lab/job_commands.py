@@ -1,4 +1,4 @@
-"""Commands to the guests of a job, as operations on whole jobs are made of: to one node, or to several in parallel."""
+"""Commands to the guests of a job, to one node or to several in parallel: the elements of operations on whole jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class NoRoomThereError(RunError):
-    """A node has no room for an image. Nothing was saved or moved; a running job continues."""
+    """A node has no disk space for an image. No guest was saved or moved; a running job continues."""
 
     def __init__(self, node: int, room: NoRoom, reason: str) -> None:
         self.node = node
@@ -33,7 +33,7 @@ class JobCommands:
         self.deadlines = deadlines
 
     async def ask(self, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
-        """Command a node; raises `NoRoomThereError` if it has no room for an image."""
+        """Send a command to a node; raises `NoRoomThereError` if the node has no disk space for an image."""
         try:
             return await ask(self.nodes, node, action, kind, deadline_s)
         except CommandFailedError as error:
@@ -43,21 +43,21 @@ class JobCommands:
             raise NoRoomThereError(node, room, str(error)) from error
 
     def bulk_s(self, memory_mib: int) -> float:
-        """Deadline of a command that reads or writes a guest's memory."""
+        """Return the deadline of a command that reads or writes a guest's memory, in seconds."""
         return self.deadlines.command_s + memory_mib / self.deadlines.slowest_mib_per_s
 
     async def attempt(self, orders: Iterable[tuple[int, AnyAction]]) -> list[dict[str, object] | BaseException]:
-        """Send commands, best effort: a failure does not stop the others, and is returned."""
+        """Send commands, best effort; a failure does not stop the others, and is returned in place of the result."""
         calls = (self.nodes.call(node, order, self.deadlines.command_s) for node, order in orders)
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
-        """Release guests, best effort: a guest that does not answer does not stop the others from being released."""
+        """Release guests, best effort; a failure does not stop the release of the others."""
         await self.attempt((node, release_of(spec)) for node, spec in placed)
 
 
 def release_of(spec: GuestSpec) -> Release:
-    """Return the command that lets a held guest go on."""
+    """Return the command that lets a held guest continue."""
     return Release(guest=spec.guest, generation=spec.generation)
 
 
@@ -74,5 +74,5 @@ async def in_parallel(calls: Sequence[Awaitable[T]]) -> list[T]:
 
 
 def skew_s(wall_ns: Sequence[int]) -> float:
-    """Return the time between the first and the last member's action, by the clocks of their nodes."""
+    """Return the time between the first and the last guest's action, in seconds, by the clocks of their nodes."""
     return (max(wall_ns) - min(wall_ns)) / 1e9

@@ -1,4 +1,4 @@
-"""The guests of a job and their nodes, for operations on it."""
+"""The guests of a job and their nodes, for operations on the job."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from testbed.bus.messages import GuestSpec
 
 
 class Whereabouts(Protocol):
-    """The nodes of a job's guests, by task, and whether they have ended. For a job of a run this is its history."""
+    """The location and the state of a job's guests, by task. For a job of a run this is the job's history."""
 
     @property
     def running_on(self) -> tuple[int, ...] | None:
-        """The nodes that hold its guests."""
+        """The nodes on which its guests run, by task."""
 
     @property
     def saved_on(self) -> tuple[int, ...] | None:
-        """The nodes with the images from which it would be restored."""
+        """The nodes with the images from which the job would be restored, by task."""
 
     @property
     def yield_frac(self) -> float:
-        """The yield that its caps are set to."""
+        """The yield to which the caps of its guests are set."""
 
     @property
     def finished_tasks(self) -> AbstractSet[int]:
@@ -32,11 +32,11 @@ class Whereabouts(Protocol):
 
     @property
     def been(self) -> AbstractSet[tuple[int, int]]:
-        """Tasks with the nodes that they were ever ordered to, as (node, task)."""
+        """Pairs (node, task) of all nodes on which a task was ever ordered to run."""
 
     @property
     def generation(self) -> int:
-        """The number of the present life of its guests; 0 is not checked by agents."""
+        """The number of the current life of its guests; agents do not check 0."""
 
     @property
     def ended(self) -> bool:
@@ -47,12 +47,12 @@ class Whereabouts(Protocol):
         """Whether its guests are being saved, or migrate live."""
 
     def places(self, task: int) -> frozenset[int]:
-        """Return the nodes on which a task holds memory: none, one, or two while it migrates live."""
+        """Return the nodes on which a task uses memory: none, one, or two while it migrates live."""
 
 
 @dataclass(slots=True)
 class Unrecorded:
-    """The nodes of guests of a job outside any run, kept here by their commander."""
+    """Location and state of a job outside any run, updated by the object that commands the job."""
 
     running_on: tuple[int, ...] | None = None
     saved_on: tuple[int, ...] | None = None
@@ -68,14 +68,14 @@ class Unrecorded:
         return frozenset() if self.running_on is None else frozenset((self.running_on[task],))
 
     def arrive(self, *, task: int, target: int, error: str | None = None, **_more: object) -> None:
-        """Record that a guest has migrated live or ended meanwhile, or that it stayed with an `error`."""
+        """Record that a guest has migrated live or ended meanwhile, or that it stayed because of an `error`."""
         if error is None and self.running_on is not None:
             self.running_on = (*self.running_on[:task], target, *self.running_on[task + 1 :])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class JobGuests:
-    """The guests of one job. The result of a job that is not `verified` is not checked."""
+    """The guests of one job; agents check the job's result if it is `verified`."""
 
     specs: tuple[GuestSpec, ...]
     state: Whereabouts
@@ -88,12 +88,12 @@ class JobGuests:
 
     @property
     def generation(self) -> int:
-        """The number of the present life of its guests."""
+        """The number of the current life of its guests."""
         return self.state.generation
 
     @property
     def present_specs(self) -> tuple[GuestSpec, ...]:
-        """The specs with the present generation, by task, for commands."""
+        """The specs with the current generation, by task, for commands."""
         return tuple(msgspec.structs.replace(spec, generation=self.generation) for spec in self.specs)
 
     @property
@@ -107,8 +107,8 @@ class JobGuests:
         return self.specs[0].memory_mib
 
     def image_names(self, number: int) -> tuple[str, ...]:
-        """Names of the images of its save of this number, by task: a delayed delete of older images cannot hit them."""
+        """Names of the images of save `number`, by task; unique per save, so that a delayed delete is harmless."""
         return tuple(f"{guest}-s{number}.img" for guest in self.guests)
 
     def taken_over(self, task: int) -> None:
-        """A guest is being taken over at its new node: its earlier progress does not count any more."""
+        """Record that a guest is being adopted on its new node: its earlier progress does not count any more."""

@@ -1,4 +1,4 @@
-"""Live nodes under this process's lease, and ways to command and to watch them."""
+"""The nodes of a lab under this process's lease, with methods to make jobs, command nodes and measure."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from testbed.lab.replies import Guests, ask
 from testbed.scenario.schema import BoxTable, Scenario
 
 SMALL_MIB = 96  # of memory, enough for an MPI rank
-ENDLESS_S = 1e6  # of work: a job is stopped before that ends
+ENDLESS_S = 1e6  # of work: a job is stopped before its work ends
 
 
 def addresses_of(scenario: Scenario) -> Iterator[str]:
-    """Yield the addresses for guests of a scenario's lab, one after the other."""
+    """Yield IP addresses for the guests of a scenario's lab, without end."""
     return guest_addresses((scenario.box or BoxTable()).guest_network)
 
 
 class Lab:
-    """Live nodes under this process's lease, as `open_lab` returns them; `job` makes jobs on them.
+    """The nodes of a lab under this process's lease, as `open_lab` returns them; `job` makes jobs on them.
 
-    A node is named, or given by its index in the scenario.
+    Arguments for a node are its name, or its index in the scenario.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Lab:
 
     @property
     def scenario(self) -> Scenario:
-        """The file that describes the lab."""
+        """The scenario that describes the lab."""
         return self._live.scenario
 
     @property
@@ -92,10 +92,11 @@ class Lab:
     ) -> LabJob:
         """Return a job that is not started yet, with one task on each of `nodes`.
 
-        Without `nodes` it has `tasks` tasks, or one, on one node after the other. Each task has `memory_mib`, of whose
-        ballast the part `touched_frac` is filled; without `memory_mib` it has little. Without `cpu_cores` the tasks can
-        use all cores of the smallest of their nodes. Without `program` a job of one task runs `eatcpu`, another one
-        `patterns`. Its work takes `work_s` seconds at full speed; the result of work is verified if `work_s` is given.
+        Without `nodes` the job has `tasks` tasks (by default one), on the nodes in turn. Each task has `memory_mib`; by
+        default that is the least that its program and its node need. The fraction `touched_frac` of the memory's
+        ballast is written. Without `cpu_cores` the tasks can use all cores of the smallest of their nodes. Without
+        `program` a job of one task runs `eatcpu`, a larger job `patterns`. The work takes `work_s` seconds at full
+        speed; its result is verified if `work_s` is given.
         """
         where = self._places(tasks, nodes)
         number = next(self._numbers)
@@ -131,8 +132,8 @@ class Lab:
         return LabJob(self._live, specs, where, verified=work_s < ENDLESS_S)
 
     def job_of(self, specs: tuple[GuestSpec, ...]) -> LabJob:
-        """Return a job of these guests, on one node after the other; its result is not verified."""
-        # computing the checksum of endless work would itself take CPU time
+        """Return a job of these guests, on the nodes in turn; its result is not verified."""
+        # computing the expected checksum of endless work would take CPU time without end
         return LabJob(self._live, specs, self._places(len(specs), ()), verified=False)
 
     def _places(self, tasks: int, nodes: Sequence[NodeRef]) -> tuple[int, ...]:
@@ -145,15 +146,15 @@ class Lab:
         return node_indexes(self.nodes, nodes, len(nodes))
 
     async def command(self, node: NodeRef, action: AnyAction, deadline_s: float) -> dict[str, object]:
-        """Send a command of the bus to a node, and return its agent's report."""
+        """Send a bus command to a node, and return the result in its agent's reply."""
         return await self.fleet.call(self._live.index(node), action, deadline_s)
 
     async def guests_on(self, node: NodeRef) -> list[GuestSample]:
-        """Return every guest that a node actually holds."""
+        """Return the samples of all guests that exist on a node."""
         return list((await ask(self.fleet, self._live.index(node), ListGuests(), Guests, self._live.command_s)).guests)
 
     async def ping(self, node: NodeRef) -> float:
-        """Return the round trip of a command that does nothing, in seconds."""
+        """Return the round-trip time of a command that does nothing, in seconds."""
         begin_s = asyncio.get_running_loop().time()
         await self.fleet.call(self._live.index(node), Ping(), self._live.command_s)
         return asyncio.get_running_loop().time() - begin_s
@@ -177,7 +178,7 @@ class Lab:
         iteration_s: float = 0.02,
         cpu_cores: float = 1.0,
     ) -> NativeRun:
-        """Run a program on a node without a guest around it; `cap_cores` 0 is without a cap."""
+        """Run a program directly on a node, outside any guest; `cap_cores` = 0 is no cap."""
         spec = program_spec(
             program, units_per_core_s=self.core_units_per_s, cpu_cores=cpu_cores, work_s=ENDLESS_S,
             iteration_s=iteration_s, seed=next(self._numbers), ranks=ranks, topology=topology,
@@ -187,7 +188,7 @@ class Lab:
         return await ask(self.fleet, self._live.index(node), action, NativeRun, seconds + self._live.command_s)
 
     def check(self) -> None:
-        """Raise `RunError` if a node is away, as measurements are invalid then."""
+        """Raise `RunError` if a node is offline, as measurements are invalid then."""
         away = [f"{node.name} ({node.reason})" for node in self.fleet.nodes if not node.online]
         if away:
-            raise RunError(f"nodes away: {', '.join(away)}")
+            raise RunError(f"nodes offline: {', '.join(away)}")

@@ -1,4 +1,4 @@
-"""The controller's lease of a lab: taken before the first command, renewed, and released."""
+"""Holds the controller's lease of a lab: takes it before the first command, renews and releases it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.lab.ended_by import ended_by
 
 RETAINED_PATIENCE_S = 0.3
 _ECHO_WITHIN_S = 10.0
-_NOBODY = "local"  # of a lab without certificates
+_NOBODY = "local"  # name of the controller in a lab without certificates
 _log = logging.getLogger(__name__)
 
 
@@ -61,11 +61,13 @@ async def hold_lease(
 ) -> AsyncIterator[None]:
     """Hold the lab's lease inside the block; raises `UserError` if another controller holds it, unless `force`.
 
-    With `force` the other's lease is ended first, in the name of the controller `party` of our certificate, whereupon
-    agents destroy its guests. A lease of a dead controller is taken over once it has expired, or at once with its token
-    (one of `succeeds`) by a controller that goes on with the same `run`. The lease is renewed at every third of its
-    time, and after each loss of the connection; `bus.on_lost` is taken for that. At the end it is released, unless it
-    `stays` for the next controller of the run. `LeaseTakenError` ends the block when another controller takes the lab.
+    With `force` the other controller's lease is ended first, in the name of the controller `party` of our certificate,
+    whereupon agents destroy that controller's guests. The lease of a dead controller is replaced once it has expired. A
+    controller that resumes the same `run` replaces it at once with its token, one of `succeeds`.
+
+    The lease is renewed after every third of its time to live, and after each loss of the connection, by means of
+    `bus.on_lost`. At the end of the block the lease is released, unless it `stays` for the next controller of the run.
+    The block is cancelled with `LeaseTakenError` when another controller takes the lab.
     """
     own = _Own(bus, lab, token, ttl_s, on_controller_loss, party or _NOBODY, run, succeeds)
     guard = LeaseGuard(asyncio.get_running_loop().time)
@@ -77,7 +79,7 @@ async def hold_lease(
             async with asyncio.timeout(ttl_s / 3):
                 await away.wait()
                 away.clear()
-                await bus.connected.wait()  # to a broker that may have lost its retained messages
+                await bus.connected.wait()  # the broker may have lost its retained messages
                 await asyncio.sleep(RETAINED_PATIENCE_S)  # until a retained lease is received
 
     async def renew() -> None:
@@ -86,7 +88,7 @@ async def hold_lease(
             if not lost:
                 try:
                     await own.publish()
-                except BusError as error:  # the next renewal may succeed, and the lease lasts for three
+                except BusError as error:  # the next renewal may succeed: the lease lasts for three periods
                     _log.warning("the lease of lab %s is not renewed: %s", lab, error)
 
     async with ended_by() as end:
@@ -123,7 +125,7 @@ async def hold_lease(
 
 
 class _Own:
-    """Our own lease, and our messages about it and about other leases."""
+    """Our own lease, and the messages about it and about other leases that we publish."""
 
     def __init__(
         self, bus: Bus, lab: str, token: str, ttl_s: float, on_controller_loss: OnControllerLoss, party: str,
@@ -142,7 +144,7 @@ class _Own:
         self._since_unix_s = time.time()
 
     async def publish(self, *, released: bool = False) -> None:
-        """Take, renew or release it."""
+        """Publish the record that takes, renews or releases our lease."""
         record = Lease(
             digest=self.digest, holder=self._holder, ttl_s=self._ttl_s, expires_unix_s=time.time() + self._ttl_s,
             since_unix_s=self._since_unix_s, on_controller_loss=self._on_controller_loss, released=released,
@@ -155,7 +157,7 @@ class _Own:
         return bool(self._run) and other.run == self._run and is_one_of(other.digest, self._succeeds)
 
     async def end_other(self, other: Lease) -> None:
-        """End the lease of another controller, in our own name."""
+        """Publish the end of another controller's lease, in our own name."""
         record = msgspec.structs.replace(other, released=True, released_by=self._holder)
         await self._bus.publish(topics.release_topic(self.lab, self._party), encode(record), qos=1)
 

@@ -1,4 +1,4 @@
-"""The one place where a lab is leased: token, requester, fleet and lease, then a wait for its nodes."""
+"""Leases a lab: creates token, requester and fleet, takes the lease, and waits for the nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.scenario.schema import DeadlinesTable, NodeTable, Scenario
 
 @dataclass(frozen=True, slots=True)
 class LeasedLab:
-    """A lab under this process's lease. Its fleet listens from `ready` on, so callbacks are set before."""
+    """A lab under this process's lease. Set the fleet's callbacks before `ready`, which subscribes to the nodes."""
 
     fleet: Fleet
     requester: Requester
@@ -30,9 +30,9 @@ class LeasedLab:
     token: str
 
     async def announced(self, folder: Path | None = None) -> None:
-        """Listen, and wait until every node has announced itself.
+        """Subscribe to the nodes' messages, and wait until every node has announced itself.
 
-        Raises `UserError` if a node is silent, with the last lines of the agents whose logs are in `folder`.
+        Raises `UserError` if a node is silent, with the last log lines of the agents whose logs are in `folder`.
         """
         await self.fleet.open()
         try:
@@ -43,12 +43,12 @@ class LeasedLab:
             raise UserError(f"{error}{last_words(folder)}") from error
 
     async def any_announced(self) -> None:
-        """Listen, and wait for every node, but no longer than a node may take; silent ones are suspect from then on."""
+        """Subscribe, and wait for every node until the deadline of an announcement; silent nodes are suspect then."""
         await self.fleet.open()
         await self.fleet.wait_for_any(self.deadlines.announce_s)
 
     async def ready(self, folder: Path | None = None) -> None:
-        """Do the same, then wait until no node holds a guest of an earlier controller; raises `UserError`."""
+        """Do as `announced`, then wait until no node has a guest of an earlier controller; raises `UserError`."""
         await self.announced(folder)
         await self.fleet.wait_until_empty(self.deadlines.announce_s)
 
@@ -71,10 +71,9 @@ async def lease_lab(
 ) -> AsyncIterator[LeasedLab]:
     """Hold the lease of a lab inside the block, with the nodes of these names as a fleet.
 
-    `client` is this controller's name on the bus; `tables` are the nodes' expected properties; for `force`, `party` and
-    `run` see `hold_lease`; `record` keeps the token for the next controller of the run. At the end the lease is
-    released, whereupon agents destroy every guest that is left. Raises `UserError` when another controller drives the
-    lab.
+    `client` is this controller's name on the bus. `tables` are the nodes' expected properties. For `force`, `party` and
+    `run` see `hold_lease`. `record` stores the token for the next controller of the run. At the end the lease is
+    released, whereupon agents destroy all remaining guests. Raises `UserError` when another controller drives the lab.
     """
     token = new_token()
     succeeds = () if record is None else record.begin(token)

@@ -1,4 +1,4 @@
-"""Live migration of a job's guests: its outcome is confirmed with the agents at both ends."""
+"""Live migration of a job's guests; the controller confirms the outcome with the agents at both ends."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from testbed.lab.operations import Operations
 from testbed.lab.replies import Nodes, ask
 from testbed.scenario.schema import DeadlinesTable, MigrationTable
 
-LATE_EVENT_S = 1.0  # time to wait for the report of an end, when a guest is on neither node
+LATE_EVENT_S = 1.0  # time to wait for the event of a guest's end, if the guest is on neither node
 
 
 class StaysError(RunError):
-    """Guests could not migrate and run on their source; the others of their job have arrived."""
+    """Guests could not migrate and still run on their source; the other guests of their job have arrived."""
 
 
 class LostError(RunError):
-    """A guest is at neither end of its migration, or its location is unknown."""
+    """A guest is on neither node of its migration, or its location is unknown."""
 
     failure_code = FailureCode.MIGRATE_FAILED
 
@@ -43,7 +43,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LiveMigration:
-    """Moves the guests of one job; `tell(**entry)` journals each outcome, so that the job's state follows."""
+    """Migrates the guests of one job; `tell(**entry)` journals each outcome, which updates the job's state."""
 
     nodes: Nodes
     operations: Operations
@@ -55,8 +55,8 @@ class LiveMigration:
     async def move(self, live: JobGuests, targets: tuple[int, ...], yield_frac: float) -> list[Moved]:
         """Migrate the tasks that are not at their targets in parallel, then set the caps of the others.
 
-        `live.state` follows each as it arrives. Raises `StaysError` if some guests stayed on their source (all members
-        are then set back to the old yield), `LostError` if a guest is on neither node without having ended.
+        `live.state` is updated when each guest arrives. Raises `StaysError` if some guests stayed on their source (then
+        all guests are set back to the old yield), `LostError` if a guest is on neither node without having ended.
         """
         before = self._running_on(live)
         await self.operations.end_dividing(live, min(yield_frac, live.state.yield_frac))
@@ -65,7 +65,7 @@ class LiveMigration:
             *(self._member(live, task, targets[task], yield_frac) for task in moving), return_exceptions=True
         )
         failures = [result for result in results if isinstance(result, BaseException)]
-        failures.sort(key=lambda failure: isinstance(failure, StaysError))  # the worse error comes first
+        failures.sort(key=lambda failure: isinstance(failure, StaysError))  # the most severe error first
         moved = [result for result in results if isinstance(result, Moved)]
         if failures:
             if isinstance(failures[0], StaysError) and (moved or self.operations.divides):
@@ -76,7 +76,7 @@ class LiveMigration:
         return moved
 
     async def _level_caps(self, live: JobGuests, yield_frac: float) -> None:
-        """Give all members one yield, so that the job's cap is never a mixture."""
+        """Set the caps of all guests to one yield, so that the guests of a job do not keep different yields."""
         for attempt in range(self.deadlines.tries):
             if attempt:
                 await asyncio.sleep(0.2 * 2**attempt)
@@ -132,7 +132,7 @@ class LiveMigration:
         return moved
 
     async def _announce(self, target: int, guest: str, generation: int) -> None:
-        """Have the target enforce a fence of a guest before it can arrive, if guests have fences."""
+        """Let the target enforce a guest's fence before the guest can arrive, if guests have fences."""
         fence = self.operations.fence(target, guest)
         if fence is not None:
             expected = ExpectGuest(guest=guest, generation=generation, fence=fence)
@@ -140,14 +140,15 @@ class LiveMigration:
 
     def _target(self, node: int) -> Destination:
         if node not in self.targets:
-            raise RunError(f"node {self.nodes.name(node)}: nothing says where guests migrate to it live")
+            raise RunError(f"node {self.nodes.name(node)}: no destination of live migrations to it is known")
         return self.targets[node]
 
     async def _ask_both_ends(self, live: JobGuests, task: int, source: int, target: int, error: TestbedError) -> None:
-        """After a migration without a reported success: return if the guest has left, else raise `StaysError`.
+        """Query both nodes after a migration without a reported success.
 
-        The source's report decides. While the source still runs the guest, the target has only an incoming copy that
-        never ran, which is destroyed. A guest that is not on the source is searched for by adopting it at the target.
+        The source's reply decides. While the source still has the guest, the target can only have an incoming copy that
+        never ran; that copy is destroyed, and `StaysError` is raised. Otherwise the method returns, and the caller
+        tries to adopt the guest on the target.
         """
         guest = live.specs[task].guest
         here, there = await asyncio.gather(self._has(source, guest), self._has(target, guest))
@@ -160,11 +161,11 @@ class LiveMigration:
             await self.nodes.call(target, Stop(guest=guest, generation=live.generation), self.deadlines.command_s)
         except TestbedError as resists:
             if there:
-                raise LostError(f"{guest}: a copy at the target of its migration resists: {resists}") from resists
+                raise LostError(f"{guest}: its copy at the target cannot be destroyed: {resists}") from resists
         raise StaysError(str(error)) from error
 
     async def _has(self, node: int, guest: str) -> bool | None:
-        """Whether a node has the guest once it is done with every command for it; None if it does not answer."""
+        """Whether a node has the guest, once no command for the guest runs there; None if the node does not answer."""
         try:
             there, _ = await self.operations.guests_at(node, settled=(guest,))
         except TestbedError:
@@ -172,7 +173,7 @@ class LiveMigration:
         return guest in there
 
     async def _adopt(self, live: JobGuests, task: int, target: int, cap_cores: float) -> TestbedError | None:
-        """Take the guest over at its target; return the error, or None, also when the guest has ended."""
+        """Adopt the guest at its target; return the error, or None, also when the guest has ended."""
         error: TestbedError | None = None
         for attempt in range(self.deadlines.tries):
             if attempt:

@@ -1,4 +1,4 @@
-"""The environment of a lab's job: leased nodes, operations on them, and their reports."""
+"""Context of a job in a lab: the leased nodes, the operations on them, and their events."""
 
 from __future__ import annotations
 

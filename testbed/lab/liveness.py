@@ -1,13 +1,13 @@
-"""Liveness of nodes: a pure function that maps observed events to the state of each node (online, suspect, lost).
+"""Failure detector for nodes: a pure function from observed events to the state of each node (online, suspect, lost).
 
-Silence does not prove a failure. It counts only while the controller could have received messages: not while it was
-disconnected from the bus, nor while its own loop was stopped. When nodes fall silent together, without a report about
-any of them, the cause may be the connection between them and the controller. They are suspect, and become lost only
-once their leases must have run out as well.
+Silence does not prove a failure. It counts only while the controller could have received messages: not while the
+controller was disconnected from the bus, nor while its own loop was stopped. When all nodes fall silent together,
+without a report about any of them, the cause may be the connection between them and the controller. Such nodes are
+suspect, and become lost only once their leases must have run out as well.
 
-    unknown --announced--> online --silence, or the broker's word--> suspect --lost_after_s of silence--> lost
-       suspect, lost --announced, or heard if only silence was held against it--> online
-       any --its own farewell--> lost
+    unknown --announced--> online --silence, or last will--> suspect --lost_after_s of silence--> lost
+       suspect, lost --announced, or a message if silence was the only reason--> online
+       any --its agent reports its end--> lost
 
 All times are seconds of one monotonic clock.
 """
@@ -23,15 +23,15 @@ class Standing(StrEnum):
 
     UNKNOWN = "unknown"  # not announced yet
     ONLINE = "online"
-    SUSPECT = "suspect"  # its jobs wait
-    LOST = "lost"  # its running jobs have failed
+    SUSPECT = "suspect"  # commands to the node wait
+    LOST = "lost"  # the jobs that ran on the node have failed
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Limits of a silence, in seconds during which messages could have been received.
+    """Limits of silence, in seconds during which messages could have been received.
 
-    A node is suspect after `silence_s` and lost after `lost_after_s`; nodes that are all silent are lost after
+    A node is suspect after `silence_s` and lost after `lost_after_s`. If all nodes are silent, they are lost after
     `lost_together_after_s`. A step of the controller's clock of more than `stall_s` means that the controller was
     stopped.
     """
@@ -44,9 +44,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class NodeLife:
-    """One node. `silent_s` is the silence that counts; `boot` names the life of its agent.
+    """State of one node. `silent_s` is the silence that counts; `boot` names the life of its agent.
 
-    `parted`: the broker or the agent itself reported that it has gone; only an announcement brings it back then.
+    `parted`: the broker or the agent itself reported the agent's end; then only an announcement makes the node online.
     """
 
     standing: Standing = Standing.UNKNOWN
@@ -57,7 +57,7 @@ class NodeLife:
 
 @dataclass(frozen=True, slots=True)
 class LabLife:
-    """All nodes at one moment; `on_bus`: the controller is connected."""
+    """State of all nodes at one moment; `on_bus`: the controller is connected."""
 
     nodes: tuple[NodeLife, ...]
     at_s: float
@@ -105,7 +105,7 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A node's agent reported its end, with its guests; or it is not to be used any more, for a `reason`."""
+    """A node's agent reported its end, with its guests; or the node must not be used any more, for a `reason`."""
 
     node: int
     reason: str = "its agent ended"
@@ -116,7 +116,7 @@ Noticed = Passed | BusLost | BusBack | Heard | Announced | Vanished | Left
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The presumed state of a node changed; `restarted` if it has a new agent, which may have taken over its guests."""
+    """The presumed state of a node changed; `restarted`: a new agent runs, which may have taken over the guests."""
 
     node: int
     before: Standing
@@ -147,7 +147,7 @@ def _told(lab: LabLife, node: int, what: Heard | Announced | Vanished | Left) ->
     before, restarted = lab.nodes[node], False
     match what:
         case Heard():
-            life, reason = _heard(before), "it is heard again"
+            life, reason = _heard(before), "it sends messages again"
         case Announced(boot=boot):
             life, restarted = NodeLife(Standing.ONLINE, boot=boot), before.boot not in ("", boot)
             reason = "its agent was restarted" if restarted else "it is there"
@@ -170,7 +170,7 @@ def _heard(life: NodeLife) -> NodeLife:
 
 
 def _forgiven(nodes: tuple[NodeLife, ...]) -> tuple[NodeLife, ...]:
-    """Return the nodes without the silence so far, which the controller itself may have caused."""
+    """Return the nodes with their silence reset, as the controller itself may have caused it."""
     return tuple(replace(life, silent_s=0.0) for life in nodes)
 
 

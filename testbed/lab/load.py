@@ -1,7 +1,7 @@
 """Foreign load: CPU time of the nodes' machines that neither guests nor agents nor this process used.
 
-It includes the broker, the kernel's own threads (also writeback of images) and all processes outside the lab. Samples
-come once per second, so the figure of a short trial is coarse. A disturbed trial has a higher figure than its
+Foreign load includes the broker, the kernel's own threads (also writeback of images) and all processes outside the lab.
+Samples arrive once per second, so the value of a short trial is coarse. A disturbed trial has a higher value than its
 neighbours.
 """
 
@@ -23,16 +23,16 @@ class _Seen:
 
 @dataclass(slots=True)
 class LoadMeter:
-    """Sums up telemetry. With `one_machine` all nodes and this process share a machine."""
+    """Sums up CPU times from telemetry. With `one_machine` all nodes and this process share a machine."""
 
     one_machine: bool
     _last: dict[tuple[str, str], _Seen] = field(default_factory=dict)
-    _cores_s: dict[str, float] = field(default_factory=dict)  # that passed, by node
+    _cores_s: dict[str, float] = field(default_factory=dict)  # elapsed core seconds, by node
     _busy_s: dict[str, float] = field(default_factory=dict)
     _own_s: dict[str, float] = field(default_factory=dict)
 
     def hear(self, node: Node, record: Telemetry, _taken_ns: int) -> None:
-        """Take a node's sample of the second. A control domain does not know the load of its machine."""
+        """Add a node's sample; samples of a control domain are ignored, as it does not know its machine's load."""
         if node.facts is not None and "dom0" in node.facts.capabilities:
             return
         now = _Seen(record.mono_ns, record.agent_cpu_s, {guest.guest: guest.cpu_s for guest in record.guests})
@@ -48,7 +48,7 @@ class LoadMeter:
             sums[node.name] = sums.get(node.name, 0.0) + amount
 
     def mark(self) -> tuple[float, float]:
-        """Return (core seconds passed, core seconds used by others) until now; subtract two marks for an interval."""
+        """Return (elapsed core seconds, core seconds used by others) until now; subtract two marks for an interval."""
         cores_s, busy_s, own_s = (sum(sums.values()) for sums in (self._cores_s, self._busy_s, self._own_s))
         if self.one_machine:  # each of n nodes reported the same machine
             count = max(1, len(self._cores_s))
@@ -58,6 +58,6 @@ class LoadMeter:
 
 
 def foreign_frac(before: tuple[float, float], after: tuple[float, float]) -> float | None:
-    """Return the part of the CPU time that others used between two marks; None if no sample came in between."""
+    """Return the fraction of CPU time that others used between two marks; None if no sample arrived in between."""
     cores_s = after[0] - before[0]
     return round(max(0.0, after[1] - before[1]) / cores_s, 4) if cores_s > 0.0 else None

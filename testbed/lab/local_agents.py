@@ -1,4 +1,4 @@
-"""Agents of nodes on this machine, as child processes that end with the run, or outlive a lost controller."""
+"""Agents of nodes on this machine: child processes that end with the run, or outlive a lost controller."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ async def local_agents(
     nodes: Sequence[NodeTable], lab: str, broker_url: str, run_path: Path, *, folder: Path,
     record: LabRecord | None = None,
 ) -> AsyncIterator[None]:  # fmt: skip
-    """Run one agent per node inside the block; ended by SIGTERM, then SIGKILL with its guests, by process id.
+    """Run one agent per node inside the block; at its end, agents get SIGTERM, then SIGKILL.
 
-    Agents get a session of their own, so that the terminal's Ctrl-C reaches only the controller. An agent that is
-    killed is started again. Without a `record` they end by themselves if this process dies. With one they go on, and
-    are taken over by the next controller that has the record, also if this one fails to take the run over. Their own
-    folders are in `folder`, and removed by them. Their output goes to `agents/<node>.log` in the run directory.
+    The guests of an agent that had to be killed are removed. Agents get a session of their own, so that the terminal's
+    Ctrl-C reaches only the controller. An agent that is killed is started again. Without a `record` agents end by
+    themselves if this process dies. With a `record` they continue, and the next controller that has the record takes
+    them over; they also continue if this controller fails to take the run over. Each agent has a folder in `folder`,
+    which it removes itself. Its output goes to `agents/<node>.log` in the run directory.
     """
     logs = run_path / "agents"
     logs.mkdir(exist_ok=True)
@@ -77,11 +78,11 @@ class _Process(Protocol):
         """Send SIGKILL; raises `ProcessLookupError`."""
 
     async def wait(self) -> int:
-        """Wait for its end; return its exit code, negative for a signal or if it is not known."""
+        """Wait for the process to end; return its exit code, negative for a signal or if the code is unknown."""
 
 
 class _Foreign:
-    """A process that an earlier controller started."""
+    """A process that an earlier controller started, watched by its pidfd."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -108,7 +109,7 @@ class _Foreign:
 
 
 class _Place:
-    """The agent of one node, and how it is started."""
+    """The agent process of one node, with its command line."""
 
     def __init__(
         self, node: NodeTable, lab: str, broker_url: str, state: Path, images: Path, logs: Path,
@@ -132,13 +133,13 @@ class _Place:
         """Start the agent, or take over the one that an earlier controller has started; raises `UserError`."""
         pid = None if self._record is None else self._record.agent(self._node.name)
         if pid is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the process has just ended: start another
                 self._process = _Foreign(pid)
                 return
         await self._start()
 
     async def watch(self) -> None:
-        """Start the agent again whenever it was killed; until cancelled, or until it ends by itself."""
+        """Start the agent again whenever it was killed, until this task is cancelled or the agent ends by itself."""
         waits_s = _AGAIN_AFTER_S
         while self._process is not None:
             began_s = asyncio.get_running_loop().time()
@@ -167,7 +168,7 @@ class _Place:
         return None
 
     def terminate(self) -> None:
-        """Let the agent end."""
+        """Send SIGTERM to the agent."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -186,7 +187,7 @@ class _Place:
         self._process = process
         if process.stdin is None:
             raise RunError(f"agent of {self._node.name}: no pipe to it")
-        # not in the arguments, which every user of the machine can read
+        # the URL may have a password, and every user of the machine can read arguments
         process.stdin.write(self._broker_url.encode() + b"\n")
         process.stdin.close()
         if self._record is not None:
@@ -204,16 +205,16 @@ async def _end(places: Sequence[_Place], keepers: Sequence[asyncio.Task[None]]) 
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder that agents have left empty.
+    """Remove a folder if agents have left it empty.
 
-    A killed agent's own folder stays: `testbed cleanup` reads from it the shared memory left by its ranks.
+    The folder of a killed agent stays: it lists the shared memory of its ranks, which `testbed cleanup` removes.
     """
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def last_words(run_path: Path) -> str:
-    """Return the last log line of each agent of a run, for an error message; it may be empty."""
+    """Return the last log line of each agent of a run, for an error message; the result may be empty."""
     words = []
     for log in sorted((run_path / "agents").glob("*.log")):
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

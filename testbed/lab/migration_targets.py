@@ -1,6 +1,6 @@
-"""Targets of live migrations: taken from the scenario and the lab in a box, never from a node's messages.
+"""Destinations of live migrations: taken from the scenario and the lab in a box, never from a node's messages.
 
-A node's messages decide only whether it takes part, as it reports its own capabilities.
+From a node's messages only its capabilities are used, by which it takes part or not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _target(scenario: Scenario, node: NodeTable, traits: DriverTraits, capabilit
     offered = [each.partition(":")[2] for each in capabilities if each.startswith("migration:")]
     if offered != [transport]:
         raise UserError(
-            f"node {node.name}: guests migrate to it by {' or '.join(offered) or 'nothing that it names'}: expected "
+            f"node {node.name}: guests migrate to it by {' or '.join(offered) or 'no reported transport'}: expected "
             f"{transport}, as [migration] transport says"
         )
     hypervisor = traits.hypervisor if traits.hypervisor in HYPERVISORS else HYPERVISORS[0]
@@ -48,7 +48,7 @@ def _target(scenario: Scenario, node: NodeTable, traits: DriverTraits, capabilit
     place = node.migration
     if place is None:
         raise UserError(
-            f"node {node.name}: guests can migrate to it live, and nothing says where: expected migration "
+            f"node {node.name}: guests can migrate to it live, but it has no address for that: expected migration "
             '= {host = "ADDRESS"} in its table [[nodes]], or mechanism = "save-restore"'
         )
     uri = migration_uri(hypervisor, transport, place.host, place.port)

@@ -1,6 +1,6 @@
-"""The barriers of MPI jobs over the bus: keys that ranks publish are forwarded from agent to agent.
+"""Barriers of MPI jobs over the bus: the controller forwards the PMI keys that ranks publish to all agents of a job.
 
-No node connects to the process manager of another, and a node's messages about another node's rank are ignored.
+No node connects to the process manager of another node, and a node's messages about another node's rank are ignored.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from testbed.lab.job_guests import JobGuests
 from testbed.lab.replies import Nodes
 
 MOST_PASS_CHARS = 256 * 1024  # of the keys of one command: a quarter of the broker's limit
-PASS_TRIES = 4  # for a node that is online but does not execute the command in time or does not answer
-AGAIN_AFTER_S = 2.0  # twice as long after each try
+PASS_TRIES = 4  # for a node that is online, but does not execute the command in time or does not answer
+AGAIN_AFTER_S = 2.0  # delay before the second try, doubled after each try
 _SHOWN_CHARS = 80
 _log = logging.getLogger(__name__)
 
 
 class MpiError(RunError):
-    """A node sent an impossible value about the barriers of an MPI job; the message names both."""
+    """A node sent an impossible value about the barriers of an MPI job; the message has the node and the value."""
 
 
 class _AtBarrier(msgspec.Struct, frozen=True):
@@ -44,27 +44,27 @@ class _AtBarrier(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class MpiSession:
-    """One life of a job's processes; it continues over whole saves, restores and migrations.
+    """One life of a job's processes; it continues through saves of whole guests, restores and live migrations.
 
-    `failure` is set when a node breaks the rules while the job starts. The `name` of a session that an earlier
-    controller has begun is empty until a rank reports it.
+    `failure` gets an exception when a node violates the protocol while the job starts. The `name` of a session that an
+    earlier controller has begun is empty until a rank reports it.
     """
 
     live: JobGuests
     name: str
     barriers: Barriers
     failure: asyncio.Future[None]
-    said_by: dict[int, int] = field(default_factory=dict)  # the node that reported each rank's last barrier
+    said_by: dict[int, int] = field(default_factory=dict)  # by rank: the node that reported its last barrier
     starting: bool = True
     taken_over: bool = False
 
     def missing(self) -> list[str]:
-        """Return the guests of ranks for which the next barrier waits."""
+        """Return the guests of ranks that have not entered the next barrier."""
         return [self.live.guests[rank] for rank in self.barriers.missing]
 
 
 class MpiExchange:
-    """The sessions of all MPI jobs of a fleet, which reports every `mpi-barrier` by `hear`."""
+    """The sessions of all MPI jobs of a fleet; the fleet calls `hear` for every event `mpi-barrier`."""
 
     def __init__(self, nodes: Nodes, deadline_s: float) -> None:
         """`deadline_s` is the deadline of a command to pass a barrier."""
@@ -75,7 +75,7 @@ class MpiExchange:
 
     @contextlib.contextmanager
     def start(self, live: JobGuests) -> Iterator[MpiSession]:
-        """Begin a session of a job; inside the block the job starts, and the block handles a node's failure."""
+        """Begin a session of a job; the block starts the job, and handles the session's `failure`."""
         over = {live, *(session.live for session, _ in self._by_guest.values() if session.live.state.ended)}
         self._by_guest = {guest: one for guest, one in self._by_guest.items() if one[0].live not in over}
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,19 +86,19 @@ class MpiExchange:
         finally:
             session.starting = False
             if not failure.cancel():
-                failure.exception()  # retrieved, so that asyncio does not log it: the start may have failed by another
+                failure.exception()  # retrieved, so that asyncio does not log it if the start failed by another error
 
     def take_over(self, live: JobGuests) -> None:
-        """Go on with the session of a job that runs, which an earlier controller has begun."""
+        """Continue the session of a running job that an earlier controller has started."""
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         failure.cancel()
         session = MpiSession(live, "", Barriers(len(live.specs)), failure, starting=False, taken_over=True)
         self._by_guest |= {spec.guest: (session, spec.task) for spec in live.specs}
 
     def let_pass(self, live: JobGuests) -> None:
-        """Let ranks pass a barrier that an earlier controller has let all others pass, which have ended since.
+        """Let ranks pass a barrier if all other ranks have ended: an earlier controller has let those pass.
 
-        To be called after each end of a rank, as the end may be heard before or after the barrier.
+        Call this after each end of a rank, as the end may be received before or after the barrier.
         """
         session, _ = self._by_guest.get(live.specs[0].guest, (None, 0))
         if session is None or not session.taken_over:
@@ -109,16 +109,16 @@ class MpiExchange:
                 self._beside(session, task, barriers.released + 1)
 
     def hear(self, node: int, event: GuestReport) -> None:
-        """Take the report that a rank waits in a barrier; reports of other nodes or sessions are ignored."""
+        """Process the report that a rank waits in a barrier; reports of other nodes or sessions are ignored."""
         session, task = self._by_guest.get(event.guest, (None, 0))
         if session is None:
             return
         live = session.live
         if live.specs[task].guest != event.guest:
-            return  # a late event of a life before a restart
+            return  # a late event from a life before a restart
         if node not in live.state.places(task):
             if (node, task) not in live.state.been:
-                what = f"it tells of an MPI barrier of job {live.job_id} task {task}, which it never had"
+                what = f"it reports an MPI barrier of job {live.job_id} task {task}, which it never had"
                 self._nodes.suspect(node, ActKind.FOREIGN_GUEST, what)
             return
         if live.state.ended:
@@ -133,7 +133,7 @@ class MpiExchange:
             self._fail(session, task, f"node {self._nodes.name(node)}: guest {event.guest}: {error}")
 
     def _blame(self, session: MpiSession, error: UnequalKeysError) -> None:
-        """Fail a job whose ranks publish inconsistent keys; of two nodes either may be wrong."""
+        """Fail a job whose ranks publish inconsistent keys; with only two nodes, either node may be wrong."""
         nodes = sorted({session.said_by[rank] for rank in error.ranks})
         others = {session.said_by[rank] for rank in error.others} - set(nodes)
         if len(others) == 1:
@@ -154,7 +154,7 @@ class MpiExchange:
             session.name = there.session
             session.barriers.go_on_at(there.number)
         if there.session != session.name:
-            return  # a late event of an earlier life
+            return  # a late event from an earlier life
         session.said_by[task] = node
         entered = session.barriers.enter(task, there.number, there.keys)
         if entered is not Entered.WAITS:
@@ -170,9 +170,9 @@ class MpiExchange:
         passing.add_done_callback(self._passing.discard)
 
     async def _pass(self, session: MpiSession, task: int, number: int, keys: Sequence[RankKeys]) -> None:
-        """Let a rank pass at every node that may have it, as a moving guest may have left the last reporting node.
+        """Send `MpiPass` to every node that may have the rank, as a moving guest may have left the reporting node.
 
-        If a node refuses or does not answer because the rank has moved, the rank's new node reports its barrier.
+        If a node refuses or does not answer because the rank has moved, the rank's new node reports the barrier again.
         """
         live, guest = session.live, session.live.specs[task].guest
         nodes = sorted(live.state.places(task))
@@ -189,12 +189,12 @@ class MpiExchange:
                 break
             for node, error in tuple(failures.items()):
                 if not isinstance(error, DeadlineError | NoAnswerError):
-                    _log.warning("guest %s: %s", guest, error)  # its node is lost, which its job learns separately
+                    _log.warning("guest %s: %s", guest, error)  # the node is lost, which fails the job separately
                     del failures[node]
             if not failures:
                 return
         for node, error in failures.items():
-            if not live.state.moving and node in live.state.places(task):  # else its new node reports it again
+            if not live.state.moving and node in live.state.places(task):  # else the new node reports the barrier again
                 self._fail(session, task, str(error))
 
     def _over(self, session: MpiSession, guest: str) -> bool:
@@ -229,7 +229,7 @@ class MpiExchange:
 
 
 def _parts(keys: Sequence[RankKeys]) -> list[tuple[RankKeys, ...]]:
-    """Cut keys into parts that each fit into a command; there is at least one."""
+    """Split keys into parts that each fit into a command; there is at least one part."""
     parts: list[tuple[RankKeys, ...]] = []
     part: list[RankKeys] = []
     chars = 0

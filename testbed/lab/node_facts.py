@@ -1,4 +1,4 @@
-"""Checks of a node's reported facts, before their sizes and addresses are used."""
+"""Validates the facts that a node reports, before its sizes and addresses are used."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 def check_facts(node: str, facts: NodeFacts, wanted: NodeTable | None = None) -> None:
-    """Raise `UserError` that names node, key and value unless the facts are within bounds and match the scenario.
+    """Raise `UserError` with node, key and value unless the facts are within bounds and match the scenario.
 
-    `wanted` is the node's table in the scenario, None where there is none. The scenario decides on cores and memory of
-    the nodes that it starts, and of the others where it gives them.
+    `wanted` is the node's table in the scenario, None without one. Cores and memory must match the scenario for nodes
+    that the scenario starts, and for other nodes if the scenario sets them.
     """
 
     def check(name: str, good: bool, expected: str) -> None:
@@ -64,9 +64,9 @@ def check_facts(node: str, facts: NodeFacts, wanted: NodeTable | None = None) ->
 
 
 def check_alike(facts: Mapping[str, NodeFacts]) -> None:
-    """Raise `UserError` that names two nodes, by name with their facts, whose cores or memory differ.
+    """Raise `UserError` with the first two nodes whose cores or memory differ; `facts` are by name.
 
-    The needs of a trace are fractions of a node, so one node's size must be every node's.
+    The needs of a trace are fractions of a node, so all nodes must have the same size.
     """
     (first, one), *others = facts.items()
     for other, found in others:
@@ -79,9 +79,10 @@ def check_alike(facts: Mapping[str, NodeFacts]) -> None:
 
 
 def check_fetch(source: str, address: str, target: str, target_address: str) -> None:
-    """Raise `RunError` if a node's reported address means the fetching node itself.
+    """Raise `RunError` if the address that `source` reports would denote the fetching node `target` itself.
 
-    The nodes of one machine may use its loopback interface; a node elsewhere would connect to its own services.
+    Nodes on the same machine may use its loopback interface; a node on another machine would connect to its own
+    services.
     """
     kind = _reach(address)
     if kind and kind != _reach(target_address):
@@ -92,7 +93,7 @@ def check_fetch(source: str, address: str, target: str, target_address: str) -> 
 
 
 def _reach(text: str) -> str:
-    """Return the kind of an address whose meaning depends on the machine, or an empty string."""
+    """Return the kind of an address whose meaning depends on the machine, else an empty string."""
     if text.lower().rstrip(".").rpartition(".")[2] == "localhost":
         return "loopback"
     try:
@@ -104,9 +105,9 @@ def _reach(text: str) -> str:
 
 
 def _is_address(text: str) -> bool:
-    """Whether images can be fetched from there; agents of a dry run report a folder.
+    """Whether images can be fetched from this host or address; agents of a dry run report a folder.
 
-    Names that end with a number are other ways to write an address, as 127.1 and 0x7f000001 are.
+    Names that end with a number are refused, as they are other forms of an IP address, such as 127.1 and 0x7f000001.
     """
     try:
         found = ipaddress.ip_address(text)

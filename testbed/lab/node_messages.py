@@ -1,7 +1,7 @@
-"""Checks of nodes' messages before they are used or recorded: quotas, size, and form.
+"""Checks messages of nodes before they are used or recorded: quotas, size, and form.
 
-Each node has quotas of its own, so messages of a flooding node are dropped before they are decoded, while those of the
-others are accepted.
+Each node has quotas of its own, so messages of a flooding node are dropped before they are decoded, while messages of
+other nodes are accepted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from testbed.errors import shown
 QUOTAS: dict[type[Record], Quota] = {
     NodeStatus: Quota(20, 0.2, 1 << 16),
     GuestEvent: Quota(2000, 50, 2048),
-    Telemetry: Quota(2000, 250, 8192),  # an agent that reconnects sends 200 waiting ones per second
+    Telemetry: Quota(2000, 250, 8192),  # an agent that reconnects sends 200 waiting samples per second
 }
 MOST_TELEMETRY_BYTES = 1 << 17  # more than 300 guests, at about 400 bytes each
-_GUESTS_A_MESSAGE = 20  # that count as one message of the quota, as do the bytes of an honest node's message
+_GUESTS_A_MESSAGE = 20  # guests that count as one message of the quota, as 8192 bytes do
 R = TypeVar("R", bound=Record)
 
 
 class Gate:
-    """Takes the messages of one node; `now_s` is a monotonic clock."""
+    """Decodes and checks the messages of one node; `now_s` is a monotonic clock."""
 
     def __init__(self, node: str, now_s: Callable[[], float]) -> None:
         self._node = node
@@ -59,7 +59,8 @@ class Gate:
     def telemetry(self, topic: str, payload: bytes) -> Telemetry:
         """Return a sample whose parts can all be recorded; raises as `read` does.
 
-        Each guest in it is a point of the run, so it may name each once, and guests count against the quota.
+        Each guest in a sample is recorded as a point of the run. So a sample may have each guest only once, and guests
+        count against the quota.
         """
         if len(payload) > MOST_TELEMETRY_BYTES:
             what = f"a Telemetry of {len(payload)} bytes: expected at most {MOST_TELEMETRY_BYTES}"

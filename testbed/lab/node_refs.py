@@ -1,4 +1,4 @@
-"""Nodes of a lab as a caller gives them: by name, or by index in the scenario."""
+"""References to nodes of a lab by name, or by index in the scenario."""
 
 from __future__ import annotations
 

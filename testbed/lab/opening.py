@@ -1,4 +1,4 @@
-"""Opening a lab: bring up broker and agents, take the lease, wait for empty nodes, measure a core's speed."""
+"""Opens a lab: starts broker and agents, takes the lease, waits for empty nodes, and measures a core's speed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def open_lab(
 ) -> LabOpening:
     """Return a context that opens a lab: for `async with`, and for `with` in notebooks and other blocking code.
 
-    `file` is a scenario file, of which name, policy and workload may be left out, or the name of a packaged scenario.
+    `file` is a scenario file, in which name, policy and workload are optional, or the name of a packaged scenario.
     `nodes` are the names of the nodes to use, by default all. Agents that are started here keep their logs and images
-    in `folder`, by default a temporary one. `bring_up` brings up broker and agents.
+    in `folder`, by default a temporary one. `bring_up` starts broker and agents.
 
-    Inside the block the lab is leased: no other controller can command it. At the end the lease is released, whereupon
-    agents destroy every guest that is left; agents and a broker that were started here end. Raises `UserError` when the
-    lab is not up, is driven by another controller, or holds guests of a dead one.
+    Inside the block this process holds the lease of the lab: no other controller can command its nodes. At the end the
+    lease is released, whereupon agents destroy all remaining guests; agents and a broker that were started here end.
+    Raises `UserError` when the lab is not up, is driven by another controller, or holds guests of a dead controller.
     """
     return LabOpening(file, tuple(nodes), folder, bring_up)
 

@@ -1,4 +1,4 @@
-"""Operations on a whole job, made of commands to the guests of its tasks on all their nodes."""
+"""Operations on a whole job (start, cap, hold, save, transfer, stop), as commands to the guests on all its nodes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Caps(msgspec.Struct):
 
 
 class Operations:
-    """The mechanics of one run's jobs; knows nodes and guests, but no policy and no ledger.
+    """Operations on the jobs of one run, in terms of nodes and guests, without a policy or a ledger.
 
     With `fences` guests have fences, which must be renewed. With `sharing` they exchange shares.
     """
@@ -74,12 +74,12 @@ class Operations:
         nodes.on_mpi_barrier = self._mpi.hear
 
     def take_over(self, live: JobGuests) -> None:
-        """A job runs that an earlier controller has started: serve the barriers of its ranks."""
+        """Serve the MPI barriers of a running job that an earlier controller has started."""
         if live.specs[0].program.ranks > 1:
             self._mpi.take_over(live)
 
     def let_pass(self, live: JobGuests) -> None:
-        """A rank of a job has ended: see `MpiExchange.let_pass`."""
+        """Call this after the end of a rank of a job; see `MpiExchange.let_pass`."""
         self._mpi.let_pass(live)
 
     def fence(self, node: int, guest: str) -> Fence | None:
@@ -100,10 +100,10 @@ class Operations:
         *,
         cold: bool = False,
     ) -> dict[str, float]:
-        """Create all guests, from `images` (by task) if there are any; on failure none is left.
+        """Create all guests, from `images` (by task) if there are any; after a failure no guest is left.
 
-        Returns `release_skew_s` if the guests were restored whole and released in parallel, and `cached_frac`, the
-        share of the images that was in the page cache before, if known; `cold` images are dropped from it.
+        Returns `release_skew_s` if whole guests were restored and released in parallel, and `cached_frac`, the fraction
+        of the images that was in the page cache before, if it is known. `cold` images are dropped from the page cache.
         """
         try:
             return await self._start(live, nodes, yield_frac, images, cold=cold)
@@ -153,7 +153,7 @@ class Operations:
         return told
 
     async def _join(self, live: JobGuests, nodes: Sequence[int], deadline_s: float) -> None:
-        """Start the ranks of an MPI job; raises `MpiError` for a node that breaks the rules of its barriers."""
+        """Start the ranks of an MPI job; raises `MpiError` for a node that violates the protocol of barriers."""
         with self._mpi.start(live) as session:
             joins = asyncio.ensure_future(
                 in_parallel(
@@ -183,14 +183,15 @@ class Operations:
 
     @property
     def divides(self) -> bool:
-        """Whether guests of a job divide its yield: then their caps differ from the yield's."""
+        """Whether guests of a job divide its yield among themselves, so that caps differ from those of the yield."""
         return self._sharing is not None and self._sharing.capped
 
     async def set_cap(self, live: JobGuests, yield_frac: float) -> dict[int, float]:
         """Set the caps of a job's guests; return the caps in force by task, in cores, as read back.
 
-        The cap in force of a held guest may differ from the one set: see `SetCaps`. Guests that divide the yield first
-        all go down to it, and only then begin anew: so their sum is never more than either yield gives.
+        The cap in force of a held guest may differ from the requested one: see `SetCaps`. Guests that divide the yield
+        are first all lowered to the new yield, and only then start a new exchange. So the sum of their caps is never
+        more than that of either yield.
         """
         exchange = None
         if self._sharing is not None and self.divides:
@@ -200,7 +201,7 @@ class Operations:
         return await self._set_caps(live, yield_frac, exchange)
 
     async def end_dividing(self, live: JobGuests, yield_frac: float) -> None:
-        """Let guests that divide a yield go down to `yield_frac`, and exchange nothing until the next `set_cap`."""
+        """Lower guests that divide a yield to `yield_frac`, and stop their exchange until the next `set_cap`."""
         if self.divides and len(live.specs) > 1:
             await self._set_caps(live, yield_frac, lower=True)
 
@@ -227,7 +228,7 @@ class Operations:
         return {spec.task: read_back[spec.guest] for spec in live.specs}
 
     async def set_running_cap(self, live: JobGuests, yield_frac: float) -> dict[int, float]:
-        """Set the caps of running guests; raises `RunError` if a cap in force differs from the one set."""
+        """Set the caps of running guests; raises `RunError` if a cap in force differs from the requested one."""
         caps = await self.set_cap(live, yield_frac)
         for node, spec in self._placed(live):
             wanted, found = cap_at(spec, yield_frac), caps[spec.task]
@@ -239,7 +240,7 @@ class Operations:
         return caps
 
     async def samples(self, live: JobGuests, nodes: Iterable[int]) -> dict[str, GuestSample]:
-        """Return the last samples of those guests of a job that are on some nodes, by name."""
+        """Return the last samples of a job's guests on the given nodes, by guest name."""
         asked = await in_parallel([self.there(node) for node in sorted(set(nodes))])
         names = set(live.guests)
         return {sample.guest: sample for there in asked for sample in there.guests if sample.guest in names}
@@ -247,7 +248,7 @@ class Operations:
     async def adopt(self, live: JobGuests, samples: Mapping[str, GuestSample], yield_frac: float) -> None:
         """Take over the guests of a job that an earlier controller has started, as far as they are in `samples`.
 
-        Their caps are set, and held guests continue. Those that divided the yield of their job begin anew.
+        Their caps are set, and held guests continue. Guests that divide the yield of their job start a new exchange.
         """
         placed = [(node, spec) for node, spec in self._placed(live) if spec.guest in samples]
         await in_parallel([self._adopt(live, node, spec, yield_frac) for node, spec in placed])
@@ -263,7 +264,7 @@ class Operations:
         try:
             await self._nodes.call(node, order, self._deadlines.command_s)
         except CommandError:
-            if spec.task not in live.state.finished_tasks:  # else it has ended well meanwhile, which came before this
+            if spec.task not in live.state.finished_tasks:  # else the guest has ended successfully before this command
                 raise
 
     async def hold(self, live: JobGuests) -> float:
@@ -287,12 +288,13 @@ class Operations:
         on_phase: Callable[[str, dict[str, float]], None],
         store: str = "",
     ) -> tuple[ImageRef, ...]:
-        """Coordinated checkpoint: stop all guests at one consistent point, write them in parallel, free memory.
+        """Make a coordinated checkpoint: stop all guests at one consistent point, write them in parallel, free memory.
 
-        The images have these names, by task, and go to each node's image store of the name `store`, the default one
-        without a name. Raises `NoRoomThereError` if a node has no room and no guest was saved: then all continue.
+        `names` are the names of the images, by task. `store` is the name of the image store on each node; the empty
+        name is the default store. Raises `NoRoomThereError` if a node has no disk space and no guest was saved: then
+        all guests continue.
 
-        A save that broke off is carried on by a save with the same names: guests that were saved by it count, and the
+        An interrupted save is continued by a save with the same names: guests that it has saved stay saved, and the
         others are saved at the same point.
         """
         return await self._saving.save(live, self._placed(live), names, on_phase, store)
@@ -312,10 +314,10 @@ class Operations:
     async def transfer(
         self, live: JobGuests, images: Sequence[ImageRef], nodes: Sequence[int], sources: Sequence[int] = ()
     ) -> int:  # fmt: skip
-        """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay.
+        """Copy the images of tasks that move to their new nodes; return the bytes sent. The source images stay.
 
-        They are copied from `sources`, by default from where they are restored; no copy is made where a node is its own
-        source. Raises `NoRoomThereError` if a node has no room for them.
+        The images are copied from `sources`, by default from the nodes from which the job would be restored. A node
+        that is its own source needs no copy. Raises `NoRoomThereError` if a node has no disk space for them.
         """
         if live.state.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
@@ -325,29 +327,29 @@ class Operations:
         return sum(image.bytes for _, _, image in moving)
 
     async def send_image(self, source: int, target: int, image: ImageRef, memory_mib: int) -> None:
-        """Have `target` fetch the image of a guest; `source` serves it only to the holder of a ticket for it."""
+        """Let `target` fetch the image of a guest; `source` serves the image only to the holder of a ticket for it."""
         name, deadline_s, ticket = self._nodes.name(target), self._commands.bulk_s(memory_mib), new_token()
         offer = OfferImage(image=image, ticket_digest=token_digest(ticket), to=name, for_s=deadline_s)
         await self._nodes.call(source, offer, self._deadlines.command_s)
-        there = self._nodes.facts(source)  # only now: the offer may have waited for an agent that was restarted
+        there = self._nodes.facts(source)  # read after the offer, which may have waited for a restarted agent
         check_fetch(self._nodes.name(source), there.address, name, self._nodes.facts(target).address)
         fetch = FetchImage(image=image, host=there.address, port=there.image_port, ticket=ticket, memory_mib=memory_mib)
         await self._commands.ask(target, fetch, dict[str, object], deadline_s)
 
     async def guests_at(self, node: int, settled: tuple[str, ...] = ()) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the names of the guests and of the images that a node holds; see `ListGuests` for `settled`."""
+        """Return the names of the guests and of the images on a node; see `ListGuests` for `settled`."""
         there = await self.there(node, settled)
         return frozenset(sample.guest for sample in there.guests), frozenset(there.images)
 
     async def there(self, node: int, settled: tuple[str, ...] = ()) -> Guests:
-        """Return the guests with their last samples, and the images, that a node holds; see `ListGuests`."""
+        """Return the guests on a node with their last samples, and the images there; see `ListGuests`."""
         there = await self._commands.ask(node, ListGuests(settled=settled), Guests, self._deadlines.command_s)
         if self._fences is not None:
             self._fences.hear(node, there.clock, there.mono_ns, asyncio.get_running_loop().time())
         return there
 
     async def stop_guests(self, guests: Iterable[tuple[int, str]], generations: Mapping[str, int]) -> list[Place]:
-        """Destroy guests, by node and name, best effort; return those whose node has answered that they are gone."""
+        """Destroy guests, by node and name, best effort; return those whose end the node has confirmed."""
         orders = [(node, Stop(guest=guest, generation=generations[guest])) for node, guest in sorted(guests)]
         results = await self._commands.attempt(orders)
         return [
@@ -357,9 +359,9 @@ class Operations:
         ]
 
     async def drop_images(self, holders: Iterable[tuple[int, str]]) -> None:
-        """Delete images, by node and name; a node that is away keeps its copies until its agent cleans up."""
+        """Delete images, by node and name; a node that is offline keeps its copies until its agent cleans up."""
         await self._commands.attempt((node, DropImage(image=image)) for node, image in sorted(holders))
 
     async def stop(self, live: JobGuests, nodes: Sequence[int]) -> None:
-        """Destroy the job's guests on these nodes, best effort: a failure does not stop the others."""
+        """Destroy the job's guests on these nodes, best effort; a failure does not stop the others."""
         await self.stop_guests(zip(nodes, live.guests, strict=True), dict.fromkeys(live.guests, live.generation))

@@ -1,7 +1,7 @@
 """Results of operations on a job and of measurements of a lab.
 
-Seconds are the controller's, by its monotonic clock, unless a name says `reported`: those are the hypervisor's or the
-agent's own.
+Seconds are by the controller's monotonic clock. Seconds with `reported` in their name were measured by the hypervisor
+or the agent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from testbed.errors import RunError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`start_s`: until every guest existed; `first_progress_s`: from then until every task had progressed."""
+    """A start: `start_s` until every guest existed, then `first_progress_s` until every task had progressed."""
 
     start_s: float
     first_progress_s: float
@@ -32,9 +32,9 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a guest: work units, the program's clock at that moment, CPU time used, its state.
+    """Progress of a guest: work units, the program's clock at that moment, CPU time used, and the guest's state.
 
-    `cap_cores` is the cap in force as the node read it back just then, None where it could not.
+    `cap_cores` is the cap in force as the node read it back at that time, None if the node could not read it.
     """
 
     units: int
@@ -54,7 +54,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A coordinated checkpoint: `save_s` is all of it, `hold_s` its first part; values are of the slowest guest."""
+    """A coordinated checkpoint: `save_s` is its duration, `hold_s` the first part; values are of the slowest guest."""
 
     save_s: float
     hold_s: float
@@ -75,7 +75,10 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """As `Started`, from images; `cached_frac` of them was in the page cache before, NaN if that is unknown."""
+    """A start from images; `cached_frac` of the images was in the page cache before, NaN if that is unknown.
+
+    `restore_s` and `first_progress_s` are the times of `Started`.
+    """
 
     restore_s: float
     release_skew_s: float
@@ -85,7 +88,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """A live migration of all tasks that moved; `downtime_reported_s` is the longest of them."""
+    """A live migration of tasks; `downtime_reported_s` is the longest downtime of a task."""
 
     migrate_s: float
     reported_s: float
@@ -96,7 +99,7 @@ class Migrated:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Work units per second of the slowest task by its program's clock, and the cores used by it meanwhile."""
+    """Work units per second of the slowest task by its program's clock, and the cores that the task used meanwhile."""
 
     units_per_s: float
     used_cores: float

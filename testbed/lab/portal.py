@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for code that is not asynchronous: checks are plain functions."""
+"""An event loop in a thread of its own, for blocking code such as checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Portal:
-    """As a context it owns the loop; `call` and `within` are for the threads outside of it."""
+    """Owns the loop and its thread inside `with`; other threads run coroutines there by `call` and `within`."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -31,7 +31,7 @@ class Portal:
         self._runner.close()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> tuple[asyncio.Task[T], Future[T]]:
-        """Start a coroutine as a task of the loop; the future gets its result."""
+        """Start a coroutine as a task of the loop; return the task, and a future that gets its result."""
         future: Future[T] = Future()
 
         def hand_over(task: asyncio.Task[T]) -> None:
@@ -53,9 +53,9 @@ class Portal:
         return started.result(), future
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop and return what it returns.
+        """Run a coroutine in the loop and return its result.
 
-        An interrupt (Ctrl-C) cancels it and waits until it has cleaned up; a second one ends the wait.
+        An interrupt (Ctrl-C) cancels the coroutine and waits until it has cleaned up; a second interrupt ends the wait.
         """
         task, future = self.begin(work)
         try:

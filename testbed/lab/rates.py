@@ -1,7 +1,7 @@
-"""Rates of a job's progress, by its programs' own counts and clocks, and the CPU time used for it.
+"""Measures the rate of a job's progress, by its programs' own counts and clocks, and the CPU time used meanwhile.
 
 Programs report their progress every half a second or less often, with the time of their own clock. CPU time is read
-with the clock of each node. So delays until the controller receives either do not matter.
+with the clock of each node. So transmission delays to the controller do not affect the rates.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from testbed.lab.live_nodes import LiveNodes
 from testbed.lab.outcomes import Progress, Rate, Watched
 
 WINDOW_S = 1.0  # two reports of a program
-REPORT_S = 0.6  # after that a program has reported once more
-SETTLE_S = 0.25  # after a change of caps: two of their periods
+REPORT_S = 0.6  # within this time a program reports at least once
+SETTLE_S = 0.25  # after a change of caps: two enforcement periods of a cap
 _SAMPLE_S = 0.25
-_POLL_S = 0.05  # each poll costs the nodes CPU time, too
+_POLL_S = 0.05  # a shorter period would cost the nodes CPU time
 
 
 class Reporting(Protocol):
-    """The object of a rate measurement: guests on nodes, both by task, and their progress by name of the guest."""
+    """A job whose rate is measured: its guests and their nodes, by task, and its progress by guest name."""
 
     @property
     def guests(self) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ class Reporting(Protocol):
 
 
 async def rate(job: Reporting, window_s: float, settle_s: float, limit_s: float) -> float:
-    """See `LabJob.rate`; only reports are read, and seldom, so that polling does not disturb the job."""
+    """See `LabJob.rate`; only reports are read, at long intervals, so that polling does not disturb the job."""
     await asyncio.sleep(settle_s)
     before = await job.progress()
     after = await _reported(job, before, window_s, limit_s, every_s=REPORT_S, least_s=0.0)
@@ -86,7 +86,7 @@ def _used_cores(watched: Watched, guest: str) -> float:
 async def _both(
     reports: Coroutine[Any, Any, dict[str, Progress]], *watching: Coroutine[Any, Any, Watched]
 ) -> tuple[dict[str, Progress], *tuple[Watched, ...]]:
-    """Run both in parallel; the first failure cancels the other."""
+    """Run all coroutines in parallel; the first failure cancels the others."""
     failed: TestbedError | None = None
     try:
         async with asyncio.TaskGroup() as group:
@@ -94,7 +94,7 @@ async def _both(
             watched = [group.create_task(watch) for watch in watching]
     except* TestbedError as failures:
         failed = next(error for error in failures.exceptions if isinstance(error, TestbedError))
-    if failed is not None:  # raised in the clause above, it would be in a group again
+    if failed is not None:  # an error raised in the clause above would be wrapped in a group again
         raise failed
     return (reported.result(), *(task.result() for task in watched))
 
@@ -103,10 +103,10 @@ async def _reported(
     job: Reporting, since: Mapping[str, Progress], by_s: float, limit_s: float, *, every_s: float = _POLL_S,
     least_s: float | None = None,
 ) -> dict[str, Progress]:  # fmt: skip
-    """Return the progress after `by_s` seconds, once each task has reported again since, by its own clock.
+    """Return the progress after `by_s` seconds, once each task has reported again.
 
-    The report is at least `by_s` (or `least_s`) after the one in `since`. Raises `RunError` for a task that has not
-    reported within `limit_s` after that.
+    By the task's own clock, the new report is at least `by_s` (or `least_s`) later than the report in `since`. Raises
+    `RunError` for a task that has not reported within another `limit_s`.
     """
     least_s = by_s if least_s is None else least_s
     await asyncio.sleep(by_s)

@@ -1,4 +1,4 @@
-"""Replies of nodes to commands, read with their types and bounds: an error names the node and the value."""
+"""Reads the replies of nodes to commands with types and bounds; an error has the node and the value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Nodes(Protocol):
     on_mpi_barrier: Callable[[int, GuestReport], None]
 
     async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
-        """Command one node."""
+        """Send a command to one node, and return the result."""
 
     def facts(self, node: int) -> NodeFacts:
         """Facts of one node."""
@@ -41,7 +41,10 @@ class Nodes(Protocol):
 
 
 class ReplyError(RunError):
-    """A node's reply to a command is malformed or absurd; details: `node`, `action`, `path`, `found`, `expected`."""
+    """A node's reply to a command is malformed or implausible.
+
+    `path` is the part of the reply, `found` its value, and `expected` a text about valid values.
+    """
 
     def __init__(self, node: str, action: AnyAction, path: str, found: object, expected: str) -> None:
         self.node = node
@@ -64,7 +67,7 @@ class Guests(msgspec.Struct, frozen=True):
 
 
 async def ask(nodes: Nodes, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
-    """Command a node and return its reply as `kind`; raises `ReplyError` for another, or the error of the command."""
+    """Send a command to a node and return the result as `kind`; raises `ReplyError`, or the error of the command."""
     reply = await nodes.call(node, action, deadline_s)
     try:
         return read_reply(nodes.name(node), action, reply, kind)
@@ -74,7 +77,7 @@ async def ask(nodes: Nodes, node: int, action: AnyAction, kind: type[T], deadlin
 
 
 def read_reply(node: str, action: AnyAction, reply: object, kind: type[T]) -> T:
-    """Return the reply of a node to a command as `kind`, within its bounds, or raise `ReplyError`."""
+    """Convert a node's reply to a command to `kind`, or raise `ReplyError`."""
     try:
         return msgspec.convert(reply, kind)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -85,7 +88,7 @@ def read_reply(node: str, action: AnyAction, reply: object, kind: type[T]) -> T:
 
 
 def _follow(reply: object, path: str) -> tuple[str, object]:
-    """Return the part of a reply at a path of msgspec, as far as the path is specific, and the path up to there."""
+    """Return the resolvable prefix of a path in a reply, as msgspec writes paths, and the part of the reply there."""
     at = 0
     while step := _STEP.match(path, at):
         if step["name"] is not None and isinstance(reply, dict) and step["name"] in reply:

@@ -1,4 +1,4 @@
-"""The coordinated save of a job's guests: all are held at one consistent point, and written in parallel."""
+"""Coordinated checkpoint of a job's guests: all are held at one consistent point, and written in parallel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Held(msgspec.Struct):
 
     at: Count | None = None
     wall_ns: Count = 0
-    saved: bool = False  # the guest has left, and was saved to the image of this hold at `at`
+    saved: bool = False  # the guest is gone: it was saved at iteration `at` to the image of this hold
 
 
 class Saved(msgspec.Struct):
@@ -50,9 +50,9 @@ class Saved(msgspec.Struct):
 
 
 class Saving:
-    """Holds and saves guests.
+    """Holds and saves the guests of jobs.
 
-    `all_there` says whether guests certainly still exist, `drop_images` deletes images by node and name.
+    `all_there` returns whether guests certainly still exist; `drop_images` deletes images by node and name.
     """
 
     def __init__(self, commands: JobCommands, all_there: AllThere, drop_images: DropImages) -> None:
@@ -63,9 +63,9 @@ class Saving:
         self._drop_images = drop_images
 
     async def hold(self, placed: Sequence[tuple[int, GuestSpec]], images: Sequence[str] = ()) -> list[Held]:
-        """Hold guests, with room for these images by task, if any; after a failure all continue.
+        """Hold guests, with disk space reserved for `images` (by task), if any; after a failure all continue.
 
-        They stay held if some have been saved to these images already: a job that is saved in part cannot go on.
+        Guests stay held if some have already been saved to these images: a partly saved job cannot continue.
         """
         deadline_s = self._commands.bulk_s(placed[0][1].memory_mib)
         holds = [
@@ -146,7 +146,7 @@ class Saving:
         )
 
     def _check_point(self, placed: Sequence[tuple[int, GuestSpec]], held: Sequence[Held], point: int | None) -> None:
-        """Raise `SaveError` unless the members that are saved already were saved at the common point of all."""
+        """Raise `SaveError` unless the tasks that are already saved were saved at the common point of all."""
         for (node, spec), hold in zip(placed, held, strict=True):
             if hold.saved and hold.at is not None and hold.at != point:
                 why = f"task {spec.task} was saved at iteration {hold.at} on node {self._nodes.name(node)}"
@@ -156,10 +156,11 @@ class Saving:
         self, orders: dict[int, tuple[int, Save]], placed: Sequence[tuple[int, GuestSpec]], deadline_s: float, *,
         begun: bool = False,
     ) -> list[Saved]:  # fmt: skip
-        """Save held guests; a failed member is retried alone, as saved ones are gone already.
+        """Save held guests; only failed tasks are retried, as saved guests are already gone.
 
-        Without room a retry does not help: then no member waits for the others. If none is gone all continue, with
-        `NoRoomThereError`; else the save has failed. `begun` says that some were gone before.
+        If a node lacks disk space, a retry does not help, and the saves of the other tasks are cancelled. If no guest
+        is gone then, all guests continue, and `NoRoomThereError` is raised; else the save has failed. `begun` means
+        that some guests were gone before.
         """
         saved: dict[int, Saved] = {}
         failures: list[TestbedError] = []
@@ -171,7 +172,7 @@ class Saving:
             if not failures:
                 return [saved[task] for task in sorted(saved)]
             if isinstance(failures[0], ReplyError) or failures[0].failure_code is FailureCode.IMAGE_LOST:
-                break  # that guest is gone by now: another order would only hide what its node replied
+                break  # that guest is gone: the reply to another command would hide its node's first reply
             full = next((failure for failure in failures if isinstance(failure, NoRoomThereError)), None)
             if full is None:
                 continue
@@ -188,10 +189,10 @@ class Saving:
         self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, Saved], restarted: set[int],
         placed: Sequence[tuple[int, GuestSpec]], deadline_s: float,
     ) -> list[TestbedError]:  # fmt: skip
-        """Save the members that are not in `saved` in parallel, and add them; return failures.
+        """Save the tasks that are not in `saved` in parallel, and add them to it; return failures.
 
-        A node without room ends it: the saves of the other members are cancelled. Members whose agents turn out to have
-        been restarted are added to `restarted`; those in it are held again first.
+        If a node lacks disk space, the saves of the other tasks are cancelled. Tasks whose agents turn out to have been
+        restarted are added to `restarted`; tasks that are in it before are held again first.
         """
         tasks = {spec.task: spec for _, spec in placed if spec.task not in saved}
         calls = {
@@ -218,7 +219,7 @@ class Saving:
         return failures
 
     async def _save_one(self, node: int, order: Save, spec: GuestSpec, deadline_s: float, *, again: bool) -> Saved:
-        """Save a guest, held `again` before; raises `ReplyError` for a size that is impossible for its memory."""
+        """Save a guest, which is held first if `again`; raises `ReplyError` for a size impossible for its memory."""
         if again:
             held = await self._hold_one(node, spec, order.image, deadline_s)
             if spec.program.ranks > 1:

@@ -1,4 +1,4 @@
-"""Jobs whose guests compete by shares: the orders by which the agents of a job exchange them."""
+"""Exchange of CPU shares within jobs: checks the nodes' capabilities, and builds the orders to the agents."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SECRET_BYTES = 32
 
 
 def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts], waits: WaitsFrom = "layer") -> None:
-    """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, or divide, as is wanted.
+    """Raise `UserError` for a node without the capabilities that the policy's exchange of shares or caps needs.
 
-    With `waits` = `traffic` a node may also guess which tasks wait for which.
+    `nodes` are facts by name. With `waits` = `traffic` a node may also guess which tasks wait for which.
     """
     mode: ExchangeMode
     needs: dict[str, list[str]] = {}
@@ -37,18 +37,18 @@ def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts], waits: WaitsFr
         for what, capabilities in needs.items():
             if not set(capabilities) & set(facts.capabilities):
                 raise UserError(
-                    f"node {node}: its driver {facts.driver!r} cannot {what} here, as policy {policy.name} wants: "
+                    f"node {node}: its driver {facts.driver!r} cannot {what} here, as policy {policy.name} requires: "
                     f"expected one with the capability {' or '.join(capabilities)}, such as process with control groups"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the jobs of a run exchange shares. The bank of a job is at the node of its first task.
+    """Settings by which the jobs of a run exchange shares. The bank of a job is on the node of its first task.
 
-    That node has a guest of the job for as long as the job runs, so the bank needs no node of its own to be watched.
-    Each life of a job gets a new secret: messages of an earlier life are worth nothing. With `capped` shares are caps,
-    and each new yield of a job begins a new life.
+    That node has a guest of the job for as long as the job runs, so no other node needs to be monitored for the bank.
+    Each life of a job gets a new secret, which makes messages of an earlier life invalid. With `capped` shares are
+    caps, and each new yield of a job begins a new life.
     """
 
     mode: ExchangeMode
@@ -58,17 +58,17 @@ class Sharing:
 
     @classmethod
     def under(cls, policy: Policy, periods: SharesTable, name: Callable[[int], str]) -> Sharing | None:
-        """Return how jobs exchange shares under a policy, None if they do not."""
+        """Return the settings under a policy, None if its jobs do not exchange shares."""
         if isinstance(policy, DividingPolicy):
             return cls(policy.within, periods, name, capped=True)
         return cls(policy.exchange, periods, name) if isinstance(policy, SharingPolicy) else None
 
     def order(self, job: JobGuests, nodes: Sequence[int]) -> Exchange | None:
-        """Return the order for a new life of a job, None if its shares stay as they are."""
-        if self.mode == "none" or len(nodes) < 2:  # alone there is nobody to exchange with
+        """Return the order for a new life of a job, None if its shares do not change."""
+        if self.mode == "none" or len(nodes) < 2:  # a single task has no exchange partner
             return None
         names = [self.name(node) for node in nodes]
-        waits = self.periods.waits if self.mode == "distributed" else "layer"  # nobody asks for whom, with a bank
+        waits = self.periods.waits if self.mode == "distributed" else "layer"  # a bank does not use the waits
         return Exchange(
             mode=self.mode, secret=secrets.token_hex(_SECRET_BYTES),
             period_s=self.periods.period_s, grant_s=self.periods.grant_s,

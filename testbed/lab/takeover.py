@@ -1,4 +1,4 @@
-"""Takeover of a lab: end a controller's lease, and remove the guests left on it."""
+"""Takeover of a lab: ends a controller's lease, and removes the guests left on its nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Taken:
 
 
 async def take(address: BrokerAddress, lab: str, found: Survey, *, force: bool, say: Callable[[str], None]) -> Taken:
-    """End the lease of a lab, remove every guest of its online nodes, and leave it free.
+    """End the lease of a lab, remove every guest and image of its online nodes, and release the lab.
 
     Raises `UserError` while a controller drives the lab, unless `force`.
     """

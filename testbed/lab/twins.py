@@ -1,4 +1,4 @@
-"""Blocking twins of asynchronous classes, derived from them: for notebooks, checks and other code without a loop."""
+"""Derives blocking twins of asynchronous classes, for notebooks, checks and other code without an event loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NONE: Mapping[type, type[Twin]] = {}
 
 
 class Twin:
-    """An object whose coroutines run in the loop of `portal`, while the caller waits for their results.
+    """A wrapper whose methods run in the loop of `portal`, while the caller waits for their results.
 
-    `original` is the asynchronous object; other threads use it only through the portal.
+    `original` is the asynchronous object; other threads must use it only through the portal.
     """
 
     def __init__(self, portal: Portal, original: Any) -> None:
@@ -49,7 +49,7 @@ def _read(key: str, twin: Twin) -> object:
 
 
 def _blocking(method: Callable[..., Any], twins: Mapping[type, type[Twin]]) -> Callable[..., object]:
-    """Return the blocking form of a method, coroutine or not: it always runs in the loop."""
+    """Return the blocking form of a method, which always runs in the loop, whether it is a coroutine or not."""
 
     @functools.wraps(method)
     def call(self: Twin, *given: object, **named: object) -> object:

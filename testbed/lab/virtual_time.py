@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer instead of waiting for it: hours of trace in moments."""
+"""An asyncio event loop in virtual time: its clock jumps to the next timer instead of waiting for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Returns at once, and counts the time that the loop would have waited."""
+    """A selector that returns at once, and counts the time that the loop would have waited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.turns_left = MOST_IDLE_TURNS
 
     def _count(self, *, jumped: bool) -> None:
-        """Raise `UserError`, once, when a run has more events than is practical."""
+        """Count an iteration of the loop; raise `UserError`, once, when a run has more events than is practical."""
         self.turns_left = MOST_IDLE_TURNS if jumped else self.turns_left - 1
         self.jumps_left -= jumped
         many = jumped and self.jumps_left == 0
@@ -59,7 +59,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._jumping.elapsed_s + 1e-9
 
     def run_in_executor(self, *_args: object) -> Any:
-        """Refuse: while a thread works, virtual time would run away."""
+        """Raise `RuntimeError`, as virtual time would advance arbitrarily far while a thread works."""
         raise RuntimeError("no threads in virtual time")
 
 

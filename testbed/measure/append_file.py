@@ -1,4 +1,4 @@
-"""A file to which whole lines are appended, and that never ends in half a line."""
+"""An append-only file of whole lines, which never ends in a partial line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 class AppendFile:
-    """Appends by write(2): written lines survive the process, and after `sync` also the machine.
+    """Appends by write(2): written lines survive a crash of the process, and after `sync` also a loss of power.
 
-    The file is new, or with `continues` one that ends in a whole line. Raises `OSError`, as `os.open` and `os.write`
-    do. Only `sync` may be called by another thread than the rest.
+    The file is new, or with `continues` an existing one that ends in a whole line. Raises the `OSError` of `os.open`
+    and `os.write`. All methods but `sync` are for one thread.
     """
 
     def __init__(self, path: Path, *, continues: bool = False) -> None:
@@ -19,15 +19,15 @@ class AppendFile:
         way = os.O_EXCL if not continues else 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | way | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self.size_bytes = os.fstat(self._fd).st_size
-        self._unsynced = continues  # what a killed process wrote may not be durable
+        self._unsynced = continues  # lines of a killed process may not be durable
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the file was closed."""
         return self._fd < 0
 
     def write(self, lines: bytes | bytearray) -> None:
-        """Append whole lines; if there is no room for all, those that fit stay, and `OSError` is raised."""
+        """Append whole lines; if the disk is full, the lines that fit are kept, and `OSError` is raised."""
         done = 0
         try:
             while done < len(lines):
@@ -35,7 +35,7 @@ class AppendFile:
         except OSError:
             whole = lines.rfind(b"\n", 0, done) + 1
             if whole < done:
-                with contextlib.suppress(OSError):  # then a reader leaves the half line out
+                with contextlib.suppress(OSError):  # otherwise readers ignore the partial line
                     os.ftruncate(self._fd, self.size_bytes + whole)
             self.size_bytes += whole
             self._unsynced = True
@@ -44,18 +44,18 @@ class AppendFile:
         self._unsynced = True
 
     def sync(self) -> None:
-        """Make durable what was written before this call."""
+        """Make all lines durable that were written before this call."""
         if self._unsynced:
             self._unsynced = False
             os.fdatasync(self._fd)  # content and length; the time of the last change may be lost
 
     def move(self, path: Path) -> None:
-        """Give it another name; a file that has that name is replaced."""
+        """Rename the file; an existing file of that name is replaced."""
         self.path.rename(path)
         self.path = path
 
     def close(self) -> None:
-        """Close it, not durable by that; a second call does nothing."""
+        """Close the file without making it durable; a second call does nothing."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

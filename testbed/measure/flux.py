@@ -1,7 +1,7 @@
-"""Ready Flux queries for InfluxDB 2, the same for Grafana's panels, for InfluxDB's own page, and for one run.
+"""Ready Flux queries for InfluxDB 2, shared by Grafana's panels, InfluxDB's own page, and queries of one run.
 
-Written in the variables that Grafana and InfluxDB fill in (`v.timeRangeStart` and so on) and Grafana's `${lab}` and
-`${run}`; a `Scope` puts others in their place.
+The queries use the variables of Grafana and InfluxDB (`v.timeRangeStart` and so on), and Grafana's `${lab}` and
+`${run}`. A `Scope` replaces them by other values.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import segments
 from testbed.run.parts import open_part, size_bytes
 
-_MARGIN = timedelta(seconds=60)  # agents' points come late
-_WINDOWS = 500  # about as many as a graph has points
+_MARGIN = timedelta(seconds=60)  # points of agents arrive late
+_WINDOWS = 500  # approximate number of points of a graph
 _TAIL_BYTES = 1 << 16
 
 
@@ -40,9 +40,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Some fields of one measurement, and what is made of them; `unit` is that of the result.
+    """A query of some fields of one measurement; `unit` is the unit of the result.
 
-    `steps` are Flux after the fields are chosen; `note` says what the schema does not.
+    `steps` are the Flux transformations after the selection of the fields; `note` adds to the texts of the schema.
     """
 
     name: str
@@ -116,7 +116,7 @@ def scope_of(run: Path, bucket: str = DEFAULT_BUCKET) -> Scope:
 
 
 def _ends_ns(file: Path) -> list[int]:
-    """Return the times of the first and the last whole line of a file, of which it may have none."""
+    """Return the times of the first and the last whole line of a file; empty for a file without whole lines."""
     with open_part(file) as source:
         first = source.read(_TAIL_BYTES)
         source.seek(max(size_bytes(file) - _TAIL_BYTES, 0))
@@ -133,14 +133,15 @@ def _literal(time: datetime) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a Flux string, in which a brace after a dollar would begin an expression."""
+    """Return a Flux string literal; a dollar with a brace is escaped, because it would begin an expression."""
     return json.dumps(text, ensure_ascii=False).replace("${", "\\${")
 
 
 def _group(*tags: str) -> str:
-    """Return the step that makes one table of each field for each value of `tags`.
+    """Return the step that makes one table per field and value of `tags`.
 
-    Grafana takes a table for a time series only with these two columns, and for labels those that do not begin with _.
+    Grafana recognises a table as a time series only with these two columns. Its labels are the columns whose names do
+    not begin with _.
     """
     return f"group(columns: [{', '.join(map(_quoted, ('_measurement', '_field', *tags)))}])"
 
@@ -165,7 +166,7 @@ RATES: Final = ("save_mib_per_s", "transfer_mib_per_s", "restore_mib_per_s", "li
 
 def _over_nodes(name: str, title: str, fields: tuple[str, ...], unit: str, *, rate: bool = False) -> Query:
     steps = (*((_RATE,) if rate else ()), _group("node"), _window("mean"))
-    note = "Shown is the change in a second." if rate else ""
+    note = "The panel shows the change per second." if rate else ""
     return Query(name, title, "node", fields, unit, steps, note)
 
 
@@ -176,7 +177,7 @@ _ALL: Final = (
     ),
     Query(
         "guest-cpu", "CPU used by guests", "guest", ("cpu_s",), "cores", (_RATE, _group(*_GUEST), _window("mean")),
-        "Shown is the change in a second, which is the number of cores used.",
+        "The panel shows the change per second, which is the number of cores used.",
     ),
     Query("guest-cap", "CPU cap of guests", "guest", ("cap_cores",), "cores", (_group(*_GUEST), _window("last"))),
     Query("guest-memory", "Memory of guests", "guest", ("rss_mib",), "MiB", (_group(*_GUEST), _window("mean"))),
@@ -201,20 +202,20 @@ _ALL: Final = (
     ),
     Query(
         "demand", "CPU demanded and usefully given", "decision", ("demand_frac", "useful_frac"), "nodes",
-        (_group(), _window("last")), "What lies between min(demand, number of nodes) and useful is underutilisation.",
+        (_group(), _window("last")), "The difference of min(demand, number of nodes) and useful is underutilisation.",
     ),
     Query("decide", "Time to decide", "decision", ("decide_s",), "s", (_group(), _window("max")),
-        "Shown is the longest in a window."),
+        "The panel shows the longest time per window."),
     Query("job-states", "States of jobs", "job", ("state",), "", (_group("job"), _IN_TIME)),
     Query(
         "penalties", "Rescheduling penalties by phase", "rescheduling", PHASES, "s", (_group(), _IN_TIME),
-        "The phases stacked are one penalty, at the time at which it was complete.",
+        "The stacked phases are one penalty, shown at the time of its end.",
     ),
     Query("moved", "Bytes moved by reschedulings", "rescheduling", AMOUNTS, "B", (_group(), _IN_TIME)),
     Query("move-rates", "Rates of reschedulings", "rescheduling", RATES, "MiB/s", (_group(), _IN_TIME)),
     Query(
         "superstep-noise", "Superstep noise: longest over mean", "superstep", ("mean_s", "max_s"), "",
-        (_PIVOT, _RATIO, _group("job"), _window("max")), "Shown is the worst member of each job; 1 is no noise.",
+        (_PIVOT, _RATIO, _group("job"), _window("max")), "The panel shows the worst member of each job; 1: no noise.",
     ),
     Query("superstep", "Mean superstep", "superstep", ("mean_s",), "s", (_group("job"), _window("mean"))),
     Query(
@@ -229,7 +230,7 @@ _ALL: Final = (
         (_group("node"), _quantile(0.99)),
     ),
     Query("operations", "Time of operations", "action", ("elapsed_s",), "s", (_group("verb"), _window("max")),
-        "Shown is the longest in a window."),
+        "The panel shows the longest time per window."),
 )  # fmt: skip
 
 QUERIES: Final = {query.name: query for query in _ALL}

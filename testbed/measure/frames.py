@@ -6,7 +6,7 @@
     points["cap"].group_by("node").agg(pl.col("achieved_cores", "requested_cores").mean())
     points["rescheduling"].to_pandas()  # the same as a pandas frame
 
-What the columns are: `testbed.measure.tables`, or `testbed query RUN --tables`.
+The columns are described in `testbed.measure.tables`, and by `testbed query RUN --tables`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BLOCK_BYTES = 8 << 20
 
 
 def load_points(run: str | Path, measurements: Collection[str] | None = None) -> dict[str, pl.DataFrame]:
-    """Return a frame for each measurement of the run directory `run`: of those named, or of all.
+    """Return one frame per measurement of the run directory `run`, for the given measurements or for all.
 
     Columns: `time` (nanoseconds, UTC), the measurement's tags (`job` and `task` as numbers, others as text), its
     fields by the schema, null where a point lacks one, and the tags of the run. Rows are in the order of time. A
-    measurement of the schema without points is an empty frame; others that the file holds come after.
-    A last line that is still being written is left out. Raises `UserError` that names file and line.
+    measurement of the schema without points has an empty frame; measurements outside the schema come last. A last line
+    that is still being written is left out. Raises `UserError` with file and line.
     """
     run = Path(run)
     if isinstance(measurements, str):
@@ -63,7 +63,7 @@ def load_points(run: str | Path, measurements: Collection[str] | None = None) ->
 
 
 def _at(file: Path, first: int) -> Callable[[int, str], UserError]:
-    """Return a function that names a line of a block that begins with line `first` of a file."""
+    """Return a function that makes the error of a row in a block that begins with line `first` of a file."""
     return lambda row, reason: UserError(f"{file}:{first + row}: {reason}")
 
 
@@ -91,9 +91,9 @@ def _blocks(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def load_jobs(run: str | Path) -> pl.DataFrame:
-    """Return jobs.csv of the run directory `run` with a column `run`; without rows as long as the run has not ended.
+    """Return jobs.csv of the run directory `run` with a column `run`; without rows before the end of the run.
 
-    Times are trace seconds, shares are of a node; `testbed.measure.tables.JOBS` explains each column.
+    Times are trace seconds, fractions are of a node; `testbed.measure.tables.JOBS` explains each column.
     """
     run = Path(run)
     dtypes = table_dtypes("jobs")
@@ -130,7 +130,7 @@ def load_journal(run: str | Path) -> pl.DataFrame:
 
 
 def run_name(run: Path) -> str:
-    """Return the name that the points of a run are tagged with: that of its manifest, else of its directory."""
+    """Return the value of the tag `run` of a run's points: the name in the manifest, else that of the directory."""
     if not run.is_dir():
         raise UserError(f"{run}: no such run directory")
     manifest = read_json(run / "manifest.json") if (run / "manifest.json").exists() else {}

@@ -1,6 +1,6 @@
-"""Grafana's dashboards, made from the Flux queries and the schema, so that they cannot drift from the measurements.
+"""Grafana dashboards, generated from the Flux queries and the schema, so that they always fit the measurements.
 
-`scripts/grafana-dashboards` writes them to the Ansible role. The JSON is that of Grafana 10 and later, schema 39.
+`scripts/grafana-dashboards` writes them into the package. The JSON has schema version 39, for Grafana 10 and later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JOB, _VERB = "job ${__field.labels.job}", "${__field.labels.verb}"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: queries, each with the name of its series, drawn in one style; `width` is of 24 columns."""
+    """One panel: queries, each with the name of its series, drawn in one style; `width` in columns of 24."""
 
     queries: tuple[tuple[str, str], ...]
     style: Style = "line"
@@ -196,7 +196,7 @@ def _panel(panel: Panel, place: dict[str, int], number: int, *, all_runs: bool) 
 
 
 def _colour(field: str) -> str:
-    """Return a colour that means the same phase in every panel."""
+    """Return the colour of a phase, which is the same in every panel."""
     for names in (PHASES, AMOUNTS, RATES):
         if field in names:
             return _OKABE_ITO[names.index(field)]

@@ -1,7 +1,7 @@
-"""Recorder `influx`: ships the points of a run to InfluxDB while it lasts, from the files in its directory.
+"""Recorder `influx`: ships the points of a run to InfluxDB during the run, from the files in its directory.
 
-Records are only counted: the points come from the run directory, in a thread of its own that may wait for the server. A
-scenario switches it on by a table `[influx]`; the token is in the environment.
+The recorder only counts the points that it receives. A separate thread, which may wait for the server, reads the points
+from the run directory. A table `[influx]` in the scenario enables the recorder; the token is in the environment.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from testbed.measure.shipper import BackOff, Shipper
 from testbed.measure.shipping_batches import points_left
 from testbed.measure.shipping_position import Shipped
 
-POLL_S = 0.5  # a batch is what came in this time
-MEND_S = 15.0  # between two tries where a person must fix something
-SAY_AGAIN_S = 60.0  # between two warnings, for a server that comes and goes
-LAST_S = CLOSE_WITHIN_S - 2.0  # for the rest, once the run has ended
+POLL_S = 0.5  # a batch has the points of this time
+MEND_S = 15.0  # between two attempts while a person has to fix something
+SAY_AGAIN_S = 60.0  # least time between two warnings about an unreliable server
+LAST_S = CLOSE_WITHIN_S - 2.0  # timeout for the remaining points, once the run has ended
 _log = logging.getLogger(__name__)
 
 
 class InfluxRecorder:
-    """A `testbed.measure.recorders.RunRecorder`; raises `UserError` where the client is missing or the URL is none."""
+    """A `testbed.measure.recorders.RunRecorder`; raises `UserError` for a missing client or an invalid URL."""
 
     def __init__(self) -> None:
         client_module()
-        find_address(None)  # the environment's URL; that of the scenario was checked with it
-        self._told_points = 0  # of the recorder
+        find_address(None)  # checks the URL of the environment; the scenario was checked when it was loaded
+        self._told_points = 0  # points that the recorder received
         self._work: _Shipping | None = None
 
     def open(self, path: Path, manifest: Mapping[str, object]) -> None:
-        """Begin to ship."""
+        """Start shipping."""
         scenario = manifest.get("scenario")
         table = scenario.get("influx") if isinstance(scenario, Mapping) else None
         table = table if isinstance(table, Mapping) else {}
@@ -46,24 +46,24 @@ class InfluxRecorder:
         self._work.start()
 
     def journal(self, entry: Mapping[str, object]) -> None:
-        """Nothing: InfluxDB gets points alone."""
+        """Ignore the entry: InfluxDB gets points only."""
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
-        """Count one point that the run directory has, or has soon."""
+        """Count one point, which the run directory has or will have."""
         del measurement, tags, fields, time_ns
         self._told_points += 1
 
     def close(self) -> None:
-        """Ship the rest; raise `RunError` that says what is left after `LAST_S`, or was refused."""
+        """Ship the remaining points; raises `RunError` for points that are left after `LAST_S`, or were refused."""
         if self._work is not None:
             self._work.finish(self._told_points, LAST_S)
 
 
 class _Shipping(threading.Thread):
-    """Ships one run until all its points are shipped, or `close` does not wait any longer."""
+    """Ships one run until all its points are shipped, or until the timeout of `close`."""
 
     def __init__(self, run: Path, address: Address, *, gzip: bool) -> None:
-        # a daemon: a server that hangs does not keep the process
+        # a daemon thread, so that an unresponsive server does not keep the process alive
         super().__init__(name="ship to InfluxDB", daemon=True)
         self._run_path = run
         self._address = address
@@ -71,14 +71,14 @@ class _Shipping(threading.Thread):
         self._wake = threading.Event()
         self._said_s = -SAY_AGAIN_S
         self._expected_points: int | None = None  # known when the run has ended
-        self._found_end = False  # the run had ended, and nothing was left in its directory
+        self._found_end = False  # the run had ended, and no point was left in its directory
         self._given_up = False
         self._shipper: Shipper | None = None
         self._problem: str | None = None
         self._back_off = BackOff()
 
     def finish(self, points: int, within_s: float) -> None:
-        """The run has ended, with so many points; raises `RunError` for those that are not in the database."""
+        """Ship the rest of a run that has ended with `points` points; raises `RunError` for points that are left."""
         self._expected_points = points
         self._wake.set()
         self.join(within_s)
@@ -109,7 +109,7 @@ class _Shipping(threading.Thread):
             while not self._given_up and not self._complete():
                 self._wake.clear()
                 wait_s = self._try(self._shipper)
-                # the end of the run wakes; then there is no time for long waits
+                # after the end of the run, which sets the event, waits must be short
                 self._wake.wait(wait_s if self._expected_points is None else min(wait_s, POLL_S))
         finally:
             self._shipper.close()
@@ -121,8 +121,8 @@ class _Shipping(threading.Thread):
         return self._found_end or self._shipper.reached.read_points >= self._expected_points
 
     def _try(self, shipper: Shipper) -> float:
-        """Ship a batch; return the seconds until the next."""
-        ended = self._expected_points is not None  # asked first: what is not there then does not come
+        """Ship a batch; return the seconds to wait before the next one."""
+        ended = self._expected_points is not None  # before the step: after the end of the run no points are added
         try:
             more = shipper.step()
         except ServerRefusesError as error:
@@ -131,7 +131,7 @@ class _Shipping(threading.Thread):
         except (ServerAwayError, RunError) as error:
             self._say(str(error))
             return self._back_off.after(error)
-        except Exception as error:  # noqa: BLE001  # what client or disk may raise beside: told, and tried again
+        except Exception as error:  # noqa: BLE001  # other errors of client or disk are reported, and retried
             self._say(f"{type(error).__name__}: {error}")
             _log.debug("shipping %s", self._run_path, exc_info=True)
             return self._back_off.after(error)
@@ -141,7 +141,7 @@ class _Shipping(threading.Thread):
         return 0.0 if more or self._found_end else POLL_S
 
     def _say(self, text: str) -> None:
-        """Report a problem when it begins, and not again soon after."""
+        """Report a new problem, unless another one was reported shortly before."""
         if self._problem is None and time.monotonic() >= self._said_s + SAY_AGAIN_S:
             self._said_s = time.monotonic()
             _log.warning("InfluxDB: %s", text)

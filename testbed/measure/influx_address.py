@@ -1,4 +1,4 @@
-"""The address of an InfluxDB: URL, organization and bucket; from a scenario, the environment, the command line."""
+"""The address of an InfluxDB: URL, organization and bucket, from the command line, the environment or a scenario."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ASKED_FOR = "insecure+"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A bucket of an organization of the server at `url`. Holds no secret: it is written into run directories."""
+    """A bucket of an organization of the server at `url`. It has no secrets, because run directories contain it."""
 
     url: str
     org: str
@@ -37,10 +37,10 @@ class Address:
 
 
 def is_url(text: str) -> bool:
-    """Return whether `text` is the address of an HTTP server that may be written down: without a password."""
+    """Return whether `text` is the URL of an HTTP server without a password, so that it may be stored."""
     try:
         parts: SplitResult = urlsplit(text)
-        port = parts.port  # raises where it is no number up to 65535
+        port = parts.port  # raises for anything but a number up to 65535
     except ValueError:
         return False
     return (
@@ -53,9 +53,9 @@ def is_url(text: str) -> bool:
 
 
 def expected_url(text: str) -> str:
-    """Return the expected form in place of an address that cannot be used, an empty string for one that can.
+    """Return a description of the expected form if an address cannot be used, else an empty string.
 
-    Plain HTTP beyond this machine must be asked for by its name, `insecure+http://`.
+    Plain HTTP to another machine requires the explicit scheme `insecure+http://`.
     """
     bare = bare_url(text)
     if not is_url(bare):
@@ -66,12 +66,12 @@ def expected_url(text: str) -> str:
 
 
 def bare_url(text: str) -> str:
-    """Return the address as a client takes it: http or https."""
+    """Return the URL for the client, with the scheme http or https."""
     return text.removeprefix(_ASKED_FOR) if text.startswith(f"{_ASKED_FOR}http://") else text
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is this machine by its very name."""
+    """Whether a host name or address denotes this machine without name resolution."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -81,9 +81,9 @@ def _is_here(host: str) -> bool:
 def find_address(
     table: Mapping[str, object] | None, *, url: str | None = None, org: str | None = None, bucket: str | None = None
 ) -> Address:
-    """Return the address by, in this order: what is given, the environment, the scenario's `[influx]`, the defaults.
+    """Return the address from, in this order: arguments, the environment, the scenario's `[influx]`, defaults.
 
-    The environment's names are those of the official client. Raises `InputError` for a URL that cannot be used.
+    The environment variables are those of the official client. Raises `InputError` for a URL that cannot be used.
     """
     table = table or {}
     given = (

@@ -1,7 +1,7 @@
-"""Writes line protocol to InfluxDB 2 through its official client, synchronously, and says what an answer means.
+"""Writes line protocol to InfluxDB 2 synchronously, through its official client, and interprets the responses.
 
-The client's batching mode loses points when it is closed, or holds up `close` for minutes when the server is away; so
-batching, retries and what was shipped are kept on this side, and the client makes one request at a time.
+The client's batching mode loses points when it is closed, or delays `close` for minutes when the server is unreachable.
+Therefore this package does batching, retries and the position itself, and the client makes one request at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRY_AGAIN: Final = frozenset({408, 425, 429})
 
 
 class ServerAwayError(TestbedError):
-    """The server did not acknowledge the points: try again, not before `retry_after_s` where it says so."""
+    """The server did not acknowledge the points: retry, and not before `retry_after_s` if the server sets it."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -32,19 +32,19 @@ class ServerAwayError(TestbedError):
 
 
 class ServerRefusesError(UserError):
-    """The server refuses any points: its address, organization, bucket or token is wrong; a person must fix it."""
+    """The server refuses all points: address, organization, bucket or token is wrong, and a person has to fix it."""
 
 
 class BatchTooLargeError(TestbedError):
-    """The server takes less than this at a time."""
+    """The batch exceeds the size that the server accepts."""
 
 
 class PointsRefusedError(TestbedError):
-    """The server refuses at least one of the points, and says why; others may be written."""
+    """The server refuses at least one of the points, with a reason; other points may be written."""
 
 
 class Writer(Protocol):
-    """The interface by which a shipper sends."""
+    """The interface through which a shipper sends points."""
 
     def write(self, lines: bytes) -> None:
         """Return when whole lines of line protocol are written, or raise one of the errors of this module."""
@@ -54,7 +54,7 @@ class Writer(Protocol):
 
 
 def client_module() -> ModuleType:
-    """Import the client, or raise `UserError` that says how to get it."""
+    """Import the client; raises `UserError` with the command that installs it."""
     try:
         import influxdb_client  # noqa: PLC0415  # takes most of a second, and is an extra
     except ImportError:
@@ -76,7 +76,7 @@ class InfluxWriter:
             org=address.org,
             timeout=int(timeout_s * 1000),
             enable_gzip=gzip,
-            retries=False,  # nor redirections: the shipper decides when to try again
+            retries=False,  # and no redirections: the shipper decides when to retry
             ssl_ca_cert=os.environ.get("INFLUXDB_V2_SSL_CA_CERT"),
         )
         self._api = self._client.write_api(write_options=SYNCHRONOUS)
@@ -98,7 +98,7 @@ class InfluxWriter:
         except (HTTPError, UnicodeDecodeError) as error:  # the client decodes the answer
             raise ServerAwayError(f"{self._address.url}: {_reason(error)}") from error
         status = self._client.api_client.last_response.status
-        if status != 204:  # a web server that says 200 to anything has not stored them
+        if status != 204:  # a web server that answers 200 to any request has not stored the points
             raise ServerRefusesError(f"{self._address.url}: answered {status} where InfluxDB answers 204: is it one?")
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class InfluxWriter:
 
 
 def explain(address: Address, status: int, body: str | bytes, headers: Mapping[str, str]) -> TestbedError:
-    """Return the error that an answer other than 204 stands for."""
+    """Return the error for a response with a status other than 204."""
     said, by_influx = _message(body)
     text = f"{address.url}: {status}: {said or 'no reason given'}"
     if status >= 500 or status in _TRY_AGAIN:
@@ -125,7 +125,7 @@ def explain(address: Address, status: int, body: str | bytes, headers: Mapping[s
 
 
 def retry_after_s(value: str | None, now_s: float | None = None) -> float | None:
-    """Read a Retry-After header, seconds or a date, as seconds from now, at most `RETRY_AFTER_MOST_S`."""
+    """Parse a Retry-After header, seconds or a date, into seconds from now, at most `RETRY_AFTER_MOST_S`."""
     if value is None:
         return None
     try:
@@ -150,6 +150,6 @@ def _message(body: str | bytes) -> tuple[str, bool]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the error without the client's object addresses."""
+    """Return the text of an error without the addresses of the client's objects."""
     text = " ".join(str(error).split())
     return text.partition(">: ")[2] or text.partition(": ")[2] or text

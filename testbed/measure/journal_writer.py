@@ -1,17 +1,17 @@
 """Appends the entries of a journal and makes them durable in groups, off the event loop (group commit).
 
-`append` returns the number of an entry, and `await durable(number)` waits until that entry and all before it survive a
-loss of power. All entries that were appended until a commit begins are written together, and one fdatasync makes them
-durable: with an fdatasync of 2 ms, a hundred coroutines that wait at once wait for 2 to 4 ms, not for 200 ms.
+`append` returns the number of an entry, and `await durable(number)` waits until that entry and all earlier ones survive
+a loss of power. All entries that were appended before a commit begins are written together, and one fdatasync makes
+them durable: with an fdatasync of 2 ms, a hundred concurrent coroutines wait for 2 to 4 ms, not for 200 ms.
 
-What an appended entry survives:
+An appended entry survives
 
-* with `at_once` immediately, unless the thread is just writing, else after the turn of the event loop and the commit
-  under way: the end of this process;
-* after `durable`, or within `EVERY_S`: the end of the machine's power.
+* the end of this process: with `at_once` immediately, unless the thread is writing at that moment; otherwise after the
+  present turn of the event loop and the commit in progress
+* a loss of power: after `durable`, or within `EVERY_S`
 
-When the file has reached `part_bytes`, it is made durable and renamed, and entries go on in a new file of the first
-name (`testbed.run.parts`).
+When the file has reached `part_bytes`, it is made durable and renamed, and entries continue in a new file of the
+original name (`testbed.run.parts`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from testbed.measure.append_file import AppendFile, sync_directory
 from testbed.run.parts import journal_parts
 
 EVERY_S = 1.0
-_MOST_WAITING_BYTES = 1 << 14  # at most lost to a kill or a full disk while the thread has no turn
+_MOST_WAITING_BYTES = 1 << 14  # most bytes that a kill or a full disk can lose before the thread runs
 
 
 class _Waiter(NamedTuple):
@@ -39,12 +39,12 @@ class _Waiter(NamedTuple):
 
 
 class JournalWriter:
-    """Writes the journal of a run directory that has none, or with `continues` goes on with the one that it has.
+    """Writes a new journal in a run directory, or with `continues` appends to the existing one.
 
     `append` and `durable` are for one thread.
 
-    When the journal cannot be written or made durable, `on_failure` is called once, in any thread; `failure`
-    keeps it. From then on entries are not appended, but counted in `lost`, until `go_on` is called. `on_full` is
+    When the journal cannot be written or made durable, `on_failure` is called once, in any thread, and `failure` keeps
+    the error. From then on entries are not appended, but counted in `lost`, until `go_on` is called. `on_full` is
     called, in any thread, with the file of each full part, which is durable.
     """
 
@@ -55,23 +55,23 @@ class JournalWriter:
     ) -> None:  # fmt: skip
         self.path = path
         self.failure: RunError | None = None
-        self.written = 0  # entries that the kernel has
+        self.written = 0  # number of entries that were handed to the kernel
         self.lost = 0
         self._parts = journal_parts(path)
         self._part_bytes = part_bytes
         self._every_s = every_s
         self._on_failure = on_failure
         self._on_full = on_full
-        self._one_commit = threading.Lock()  # taken before the others
+        self._one_commit = threading.Lock()  # order of the locks: this one first, `_lock` last
         self._next_sync_s = 0.0
         self._new_name = True
-        self._file_lock = threading.Lock()  # taken before the next; of these two
+        self._file_lock = threading.Lock()  # guards the next two attributes; taken before `_lock`
         self._file = AppendFile(path, continues=continues)
         self._number = 1 + max(self._parts.numbers(), default=0)
-        self._lock = threading.Lock()  # of all below, `written` and `lost`
+        self._lock = threading.Lock()  # guards all attributes below, `written` and `lost`
         self._waiting = bytearray()
-        self._appended = 0  # entries, the lost ones included
-        self._handed_over = 0  # of them, those that are not in `_waiting` any more
+        self._appended = 0  # number of entries, including lost ones
+        self._handed_over = 0  # number of entries that have left `_waiting`
         self._durable = 0
         self._waiters: list[_Waiter] = []
         self._stopped = False
@@ -82,14 +82,15 @@ class JournalWriter:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the journal was closed."""
         return self._file.closed
 
     def append(self, line: bytes, *, at_once: bool = False) -> int:
-        """Append one line, given without its line break; return its number, from 1.
+        """Append one line, given without its line break; return its number, from 1 on.
 
-        With `at_once`, or if 16 KiB wait by now, it is written by this call, with all lines before it. That may wait
-        for a disk that is busy with other files: a commit of the thread never holds up the caller.
+        With `at_once`, or if 16 KiB are waiting, this call writes the line and all waiting ones, unless the thread
+        writes at that moment. The write may block on a disk that is busy with other files, but the caller never waits
+        for a commit of the thread.
         """
         with self._lock:
             self._appended += 1
@@ -115,7 +116,7 @@ class JournalWriter:
         return number
 
     async def durable(self, number: int) -> None:
-        """Wait until entry `number` and all before it are durable; raises the `RunError` of a failure."""
+        """Wait until entry `number` and all earlier ones are durable; raises the `RunError` of a failure."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self.failure is not None:
@@ -128,18 +129,18 @@ class JournalWriter:
         await future
 
     def sync(self) -> None:
-        """Block until all that was appended is durable; raises the `RunError` of a failure."""
+        """Block until all appended entries are durable; raises the `RunError` of a failure."""
         self._commit(at_once=True)
         if self.failure is not None:
             raise self.failure
 
     def go_on(self) -> None:
-        """Append entries again after a failure, as far as there is room now."""
+        """Accept entries again after a failure, as far as disk space permits."""
         with self._lock:
             self._stopped = False
 
     def close(self) -> None:
-        """Make all durable, and end the thread; a failure is kept, not raised. A second call does nothing."""
+        """Make all entries durable, and end the thread; a failure is kept, not raised. A second call does nothing."""
         if self._ends:
             return
         self._ends = True
@@ -149,7 +150,7 @@ class JournalWriter:
             self._file.close()
 
     def _wake_after_this_turn(self) -> None:
-        """Let the thread commit what this turn of the event loop appends; at once outside of an event loop."""
+        """Wake the thread after this turn of the event loop, to commit all its entries; outside of a loop at once."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -170,7 +171,7 @@ class JournalWriter:
             self._commit()
 
     def _commit(self, *, at_once: bool = False) -> None:
-        """Write what waits; if a coroutine waits, or after `every_s`, make it durable, and rotate a full file."""
+        """Write waiting entries; make them durable if a coroutine waits, or after `every_s`; rotate a full file."""
         with self._one_commit:
             if self.closed:
                 return
@@ -193,7 +194,7 @@ class JournalWriter:
                 self._fail(error)
 
     def _hand_over(self) -> None:
-        """Write the waiting lines, with the file's lock; raises `OSError` if that did not take all of it."""
+        """Write the waiting lines; the caller holds `_file_lock`. Raises `OSError` if not all were written."""
         with self._lock:
             lines, self._waiting = self._waiting, bytearray()
             self._handed_over = self._appended
@@ -213,8 +214,8 @@ class JournalWriter:
             self.written += lines.count(b"\n")
 
     def _rotate(self) -> int:
-        """Go on in a new file; return the number of the last entry of the full one, which is durable."""
-        following = AppendFile(self.path.with_name(f"{self.path.name}.next"))  # first: without room the old one stays
+        """Continue in a new file; return the number of the last entry of the full file, which is durable."""
+        following = AppendFile(self.path.with_name(f"{self.path.name}.next"))  # first: this may fail on a full disk
         full = self._parts.full(self._number)
         try:
             with self._file_lock:  # meanwhile entries wait in memory
@@ -239,7 +240,7 @@ class JournalWriter:
         return number
 
     def _release(self, number: int) -> None:
-        """Release the coroutines that wait for entries up to `number`, which are durable."""
+        """Wake the coroutines that wait for entries up to `number`, which are durable."""
         with self._lock:
             self._durable = max(self._durable, number)
             ready = [each for each in self._waiters if each.number <= number]
@@ -247,7 +248,7 @@ class JournalWriter:
         _resolve(ready, None)
 
     def _fail(self, error: OSError) -> None:
-        """Keep a failure, and raise it in all coroutines that wait."""
+        """Store a failure, and raise it in all waiting coroutines."""
         with self._lock:
             is_first = self.failure is None
             failure = self.failure = self.failure or RunError(f"{self.path}: cannot write: {error.strerror}")
@@ -258,14 +259,14 @@ class JournalWriter:
             self._on_failure(error)
 
     def _stop(self) -> None:
-        """Refuse further entries, so that none is written behind a lost one; with the lock."""
+        """Refuse further entries, so that none is written behind a lost one; the caller holds `_lock`."""
         self._stopped = True
         self.lost += self._waiting.count(b"\n")
         self._waiting.clear()
 
 
 def _resolve(waiters: Sequence[_Waiter], failure: RunError | None) -> None:
-    """End the waiting of coroutines, from any thread."""
+    """Wake waiting coroutines, from any thread."""
     for loop in {each.loop for each in waiters}:
         futures = [each.future for each in waiters if each.loop is loop]
         with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits any more

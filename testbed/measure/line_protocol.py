@@ -1,4 +1,4 @@
-"""Line protocol, read back exactly: the inverse of `testbed.measure.points.to_line`."""
+"""Parser of line protocol: the exact inverse of `testbed.measure.points.to_line`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _BOOL: Final = {
     **dict.fromkeys(("t", "T", "true", "True", "TRUE"), True),
     **dict.fromkeys(("f", "F", "false", "False", "FALSE"), False),
 }
-# A backslash before any other character stands for itself, as everywhere in the protocol.
-_ESCAPED_NAME = re.compile(r"\\([,= ])")  # InfluxDB has no others in names and tags
+# A backslash before any other character is literal, as everywhere in the protocol.
+_ESCAPED_NAME = re.compile(r"\\([,= ])")  # InfluxDB has no other escapes in names and tags
 _ESCAPED_TEXT = re.compile(r'\\(["\\])')
 
 
 class LineError(ValueError):
-    """A line that is no point; the message says what was expected."""
+    """A line is not a valid point; the message has the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _name(text: str) -> str:
     return _unescaped(text) if "\\" in text else text
 
 
-@lru_cache(maxsize=1024)  # nearly always the name of the run's one policy
+@lru_cache(maxsize=1024)  # the text is nearly always the name of the run's one policy
 def _unescaped(text: str) -> str:
     return _ESCAPED_NAME.sub(r"\1", text)
 

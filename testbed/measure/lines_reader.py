@@ -1,9 +1,9 @@
-"""Line protocol into columns, many lines at a time.
+"""Vectorised parser of line protocol: reads many lines at a time into columns.
 
-A line without a quoted string, as nearly all are, ends in two parts without blanks: its fields and its time. The text
-before them, measurement and tags, is the same in many lines, so each distinct text is parsed once. Fields of one
-measurement are written in one order mostly, so they are cut apart at their commas and converted as columns. Whatever
-does not fit is parsed line by line by `testbed.measure.line_protocol`, which also reports the error.
+Nearly all lines have no quoted string. Such a line ends in two parts without blanks: its fields and its time. The text
+before them, measurement and tags, is the same in many lines, so each distinct text is parsed once. The fields of a
+measurement mostly have the same order, so they are split at their commas and converted as columns. All other lines are
+parsed one by one by `testbed.measure.line_protocol`, which also reports errors.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DTYPES: dict[str, type[pl.DataType] | pl.DataType] = {
 }  # fmt: skip
 _OF_TYPE: dict[type, type[pl.DataType]] = {float: pl.Float64, int: pl.Int64, str: pl.String, bool: pl.Boolean}
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-_MOST_SHAPES = 8  # orders of fields of one measurement that are read as columns
-_ROW, _REST, _HEAD, _LIKE = "\0row", "\0rest", "\0head", "\0like"  # no name in line protocol
+_MOST_SHAPES = 8  # most different orders of a measurement's fields that are read as columns
+_ROW, _REST, _HEAD, _LIKE = "\0row", "\0rest", "\0head", "\0like"  # impossible names in line protocol
 
 
 def table_dtypes(name: str) -> dict[str, type[pl.DataType] | pl.DataType]:
-    """Return the columns of a table of the schema, none for one that is not in it."""
+    """Return the columns and types of a table of the schema; empty for an unknown table."""
     return {column.name: DTYPES[column.kind] for column in TABLES[name].columns} if name in TABLES else {}
 
 
@@ -48,9 +48,10 @@ class LinesReader:
             self._types.update({(name, one.name): one.kind for one in measurement.fields})
 
     def read(self, text: str, fail: Callable[[int, str], Exception]) -> dict[str, pl.DataFrame]:
-        """Return a frame for each measurement that occurs in whole lines, in their order.
+        """Return one frame per measurement in whole lines, with rows in the order of the lines.
 
-        Raises `fail(row, reason)` for the first line, from 0, that is no point, or not one like those before.
+        Raises `fail(row, reason)` for the first line, counted from 0, that is no valid point, or contradicts the types
+        of earlier points.
         """
         lines = pl.Series("line", [text], dtype=pl.String).str.split("\n").explode()
         frames, leftover = self._read_regular(lines)
@@ -59,7 +60,7 @@ class LinesReader:
         return {name: _in_order(parts) for name, parts in frames.items()}
 
     def _read_regular(self, lines: pl.Series) -> tuple[dict[str, list[pl.DataFrame]], list[int]]:
-        """Return frames of the lines that are read as columns, and the rows of those that are not."""
+        """Return frames of the lines that are read as columns, and the row numbers of all other lines."""
         words = pl.col("words")
         cut = (
             pl.DataFrame({"line": lines})
@@ -89,7 +90,7 @@ class LinesReader:
 
     @staticmethod
     def _parse_heads(texts: list[str]) -> dict[str | None, pl.DataFrame]:
-        """Return for each measurement its distinct heads with their tags as columns; those that are none under None."""
+        """Return the distinct heads of each measurement, with their tags as columns; invalid heads under None."""
         parsed: dict[str | None, list[dict[str, object]]] = {}
         for text in texts:
             try:
@@ -107,7 +108,7 @@ class LinesReader:
         return made
 
     def _convert(self, name: str, points: pl.DataFrame) -> tuple[list[pl.DataFrame], list[int]]:
-        """Return frames with the fields as columns, one for each order of fields, and the rows that do not fit."""
+        """Return frames with the fields as columns, one per order of fields, and the rows that do not fit."""
         done: list[pl.DataFrame] = []
         leftover: list[int] = []
         for _ in range(_MOST_SHAPES):
@@ -132,7 +133,7 @@ class LinesReader:
             alike = frame[_LIKE]
             is_read = frame.select(pl.all_horizontal(_LIKE, pl.col(names).is_not_null())).to_series()
             frame = frame.drop(_LIKE)
-            if is_read.all():  # mostly, and then nothing is copied
+            if is_read.all():  # the usual case, which avoids a copy
                 return [*done, frame], leftover
             leftover += frame.filter(alike & ~is_read)[_ROW].to_list()
             done.append(frame.filter(is_read))
@@ -140,7 +141,7 @@ class LinesReader:
         return done, leftover + points[_ROW].to_list()
 
     def _type_of(self, measurement: str, name: str, sample: str) -> type | None:
-        """Return the type of a field, by a value of it if it is not known yet; None if that has none."""
+        """Return the type of a field, derived from a sample value if it is not known yet; None for an invalid value."""
         known = self._types.get((measurement, name))
         if known is None:
             try:
@@ -176,7 +177,7 @@ class LinesReader:
         }  # fmt: skip
 
     def _record(self, point: Point) -> dict[str, object]:
-        """Return tags and fields of a point as columns, or raise `LineError` for one that is not like the others."""
+        """Return tags and fields of a point as columns; raises `LineError` if a type differs from earlier points."""
         for name, value in point.fields.items():
             expected = self._types.setdefault((point.measurement, name), type(value))
             if type(value) is not expected:
@@ -189,7 +190,7 @@ class LinesReader:
 
 
 def _tag_values(measurement: str, tags: Mapping[str, str]) -> dict[str, object]:
-    """Return the tags with those that count as numbers."""
+    """Return the tags, with numeric tags as integers."""
     values: dict[str, object] = dict(tags)
     for name, text in tags.items():
         if tag_kind(name) == "int":
@@ -202,7 +203,7 @@ def _tag_values(measurement: str, tags: Mapping[str, str]) -> dict[str, object]:
 
 
 def _converted(text: pl.Expr, kind: type | None) -> pl.Expr:
-    """Return values of one kind, null where the text is none."""
+    """Return texts as values of one kind, null for invalid texts."""
     if kind is float:
         number = text.cast(pl.Float64, strict=False)
         return pl.when(number.is_finite()).then(number)

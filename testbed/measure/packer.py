@@ -1,7 +1,7 @@
-"""Compresses the full parts of journal and points, while a run goes on, so that nothing is lost at any moment.
+"""Crash-safe compression of the full parts of journal and points during a run.
 
-A process of its own does that: a thread of the controller with a low priority could be preempted by guests while it
-holds the interpreter's lock, and the controller would wait for it.
+A separate process compresses: guests could preempt a low-priority thread of the controller while it holds the
+interpreter's lock, and the controller would wait for it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LOWEST_PRIORITY = 19
 def pack(part: Path) -> None:
     """Replace a full part by a compressed one.
 
-    The compressed file is durable under its name before the other is deleted. Whatever ends this before, the part
-    stays as it was; a process that is killed may leave a file `<name>.gz.part`, which is never read. Raises `OSError`.
+    The compressed file is durable under its name before the original is deleted. If this is interrupted earlier, the
+    part stays unchanged. A killed process may leave a file `<name>.gz.part`, which is never read. Raises `OSError`.
     """
     draft = _draft(part)
     try:
@@ -53,7 +53,7 @@ def _draft(part: Path) -> Path:
 class Packer:
     """Compresses parts one after the other.
 
-    A part that cannot be compressed, as where the disk is full, stays as it is; so do those that are left at `close`.
+    A part stays unchanged if it cannot be compressed, for example on a full disk, or if it is still waiting at `close`.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Packer:
         self._ends = False
 
     def put(self, part: Path) -> None:
-        """Compress a full part, which must be durable, sometime; may be called by any thread."""
+        """Enqueue a full part, which must be durable, for compression; may be called by any thread."""
         self._parts.put(part)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="packer", daemon=True)
@@ -89,10 +89,10 @@ class Packer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C must not reach it
+            start_new_session=True,  # Ctrl-C must not reach the child
         ) as child:
             self._child = child
-            if self._ends:  # `close` may have come before there was a child
+            if self._ends:  # `close` may have been called before the child existed
                 child.kill()
         if child.returncode != 0:
             _draft(part).unlink(missing_ok=True)

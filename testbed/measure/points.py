@@ -1,10 +1,10 @@
-"""Points in line protocol, checked against the schema before they are written.
+"""Encoder of points in line protocol, with a check against the schema.
 
-InfluxDB drops NaN and infinite fields silently and refuses a point whose field changes its type; so both
-are refused here, by name. Tags whose values are a closed set or numbers are held to that: every other value would
-be one more series.
+InfluxDB drops NaN and infinite fields silently, and refuses a point whose field changes its type; both are errors here,
+with the name of the field. Tags with a closed set of values, and numeric tags, are checked too, because every other
+value would create one more series.
 
-What depends only on a point's tags, or only on the names and types of its fields, is prepared once and kept.
+Texts that depend only on a point's tags, or only on the names and types of its fields, are cached.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS, Measurement
 
 Value = float | int | str | bool
 
-_MOST_SERIES = 1 << 16  # prepared ones that are kept: their text takes some 20 MiB
+_MOST_SERIES = 1 << 16  # number of cached series, whose texts take some 20 MiB
 _encode = msgspec.json.Encoder().encode
 _LEAST_INT, _MOST_INT = -(1 << 63), (1 << 63) - 1
 
 
 class PointError(TestbedError):
-    """A point that does not fit the schema; `where` is its measurement, with `.field` where it is about one."""
+    """A point does not fit the schema; `where` is its measurement, followed by `.field` if a field is wrong."""
 
     def __init__(self, where: str, reason: str) -> None:
         self.where = where
@@ -36,9 +36,9 @@ class PointError(TestbedError):
 
 
 def to_line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> str:
-    """Return one line of line protocol, without the line break, or raise `PointError`.
+    """Return one line of line protocol, without the line break; raises `PointError`.
 
-    `time_ns` is Unix time. Tags with an empty value are left out, as the protocol wants.
+    `time_ns` is Unix time. Tags with an empty value are left out, as the protocol requires.
     """
     values = tuple(fields.values())
     shape = _shape(measurement, tuple(fields), tuple(map(type, values)))
@@ -49,10 +49,10 @@ def to_line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, Valu
 
 
 def _numbers_text(shape: _Shape, values: tuple[Value, ...]) -> str:
-    """Return plain fields as text; an empty one if they are not plain, or one of them must be refused by its name.
+    """Return numeric and boolean fields as text; an empty text for other fields, and for values to be refused.
 
-    JSON writes numbers and truth values as line protocol does, and msgspec a float in a tenth of the time of `repr`,
-    with every bit likewise; what is not finite is null.
+    JSON writes numbers and truth values as line protocol does. msgspec encodes a float in a tenth of the time of
+    `repr`, also exactly, and a float that is not finite as null.
     """
     if not shape.template:
         return ""
@@ -68,10 +68,10 @@ def _fits(number: Value) -> bool:
 
 
 class _Shape(NamedTuple):
-    """The encoding of fields of these names and types, in this order: each by itself by `texts`, or all at once.
+    """The encoding of fields with these names and types, in this order.
 
-    `template` takes the values of plain ones, which are no texts and of the schema's own types; it is empty for
-    others. `integers` are the places of ints.
+    `texts` encode one field each. `template` encodes all fields at once, if none is a text and all have the types of
+    the schema; otherwise it is empty. `integers` are the indices of integers.
     """
 
     texts: tuple[Callable[[Value], str], ...]
@@ -81,7 +81,7 @@ class _Shape(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _shape(measurement: str, names: tuple[str, ...], kinds: tuple[type, ...]) -> _Shape:
-    """Check fields by name and type, and prepare how they are written."""
+    """Check fields by name and type, and return their encoding."""
     schema = _schema(measurement)
     if not names:
         raise PointError(measurement, ": no field")
@@ -133,7 +133,7 @@ _TEXTS: dict[type, Callable[[str, str, Value], str]] = {
 
 @lru_cache(maxsize=_MOST_SERIES)
 def _series(measurement: str, tags: tuple[tuple[str, str], ...]) -> str:
-    """Check tags, and return what every point of their series begins with."""
+    """Check tags, and return the common beginning of all points of their series."""
     allowed = {*RUN_TAGS, *_schema(measurement).tags}
     parts = [_escape(measurement, ", ")]
     for name, value in sorted(tags):
@@ -142,7 +142,7 @@ def _series(measurement: str, tags: tuple[tuple[str, str], ...]) -> str:
         tag = TAGS[name]
         if "\n" in value:
             raise PointError(measurement, f": tag {name} holds a line break")
-        if "\\" in value:  # InfluxDB knows no escape for it in tags: another value would come back
+        if "\\" in value:  # InfluxDB has no escape for it in tags: the stored value would differ
             raise PointError(measurement, f": tag {name} = {value!r}: a backslash cannot be stored")
         if tag.values and value not in tag.values:
             raise PointError(measurement, f": tag {name} = {value!r}: expected one of {', '.join(tag.values)}")

@@ -1,4 +1,4 @@
-"""The code that made a run: commit, uncommitted changes, and the versions of all installed packages."""
+"""The code version of a run: commit, uncommitted changes, and the versions of all installed packages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BUILD_FILE = "commit"  # of a wheel, written by the build (`scripts/build_hook.p
 
 @cache
 def source() -> dict[str, object]:
-    """Return `commit` and `dirty`: of the checkout that the package is imported from, or of the build of a wheel.
+    """Return `commit` and `dirty` of the checkout from which the package is imported, or of the build of a wheel.
 
-    Both are None where neither is known, as in a copy of the sources. The first call starts processes.
+    Both are None if unknown, for example in a copy of the sources. The first call starts processes.
     """
     package = Path(str(files("testbed")))
     built = package / BUILD_FILE
@@ -32,7 +32,7 @@ def source() -> dict[str, object]:
 
 
 def of_checkout(folder: Path) -> dict[str, object]:
-    """Return `commit` and `dirty` of the Git repository whose top folder this is, None for both without one."""
+    """Return `commit` and `dirty` of the Git repository with this top folder; both None if it is no repository."""
     if not (folder / ".git").exists():
         return {"commit": None, "dirty": None}
     commit = _git(folder, "rev-parse", "HEAD")
@@ -62,5 +62,5 @@ def _folded(item: tuple[str, str]) -> str:
 
 
 def digest_of(jobs: Iterable[Job]) -> str:
-    """Return the SHA-256 of a trace segment: of its job table."""
+    """Return the SHA-256 of the job table of a trace segment."""
     return hashlib.sha256(format_table(list(jobs)).encode()).hexdigest()

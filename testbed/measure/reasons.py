@@ -1,6 +1,6 @@
-"""Why a job failed, as one of a few codes that programs can compare; docs/journal.md has the table for readers.
+"""Failure codes of jobs, for comparison by programs; docs/journal.md has a table of them.
 
-The controller writes the code into the journal. The code of an entry without one, of an older version, follows from its
+The controller writes the code into the journal. For entries of older versions without a code, it is derived from the
 text.
 """
 
@@ -41,22 +41,22 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job failed: one of `REASONS` or a later version's code, and the text for people."""
+    """The reason of a job's failure: a code, of `REASONS` or of a later version, and the text for people."""
 
     code: str
     text: str
 
 
 def reason_of(detail: str | None, code: object = None) -> Reason:
-    """Return the reason of a failed job: by its `code` if that is a text, else by its `detail`."""
+    """Return the reason of a failed job, with its `code`, or a code derived from `detail` if `code` is no text."""
     text = detail or ""
     return Reason(code if isinstance(code, str) and code else classify(text), text)
 
 
 def classify(text: str) -> str:
-    """Return the code of a failure's text, in the wording of controllers that wrote no codes.
+    """Return the code for a failure's text, in the wording of controllers that wrote no codes.
 
-    A match begins where the text does: what a program printed is in the text too, and must not decide.
+    Patterns match from the beginning of the text, because later parts may be the output of programs.
     """
     if guest := _GUEST.fullmatch(text):
         return "wrong-result" if _WRONG.fullmatch(guest[1]) else "guest-failed"

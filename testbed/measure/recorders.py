@@ -1,8 +1,8 @@
-"""Recorders: plug-ins that get everything that a run records, beside its run directory, which stays the truth.
+"""Recorders: plug-ins that get all records of a run, in addition to the run directory, which stays authoritative.
 
 A plug-in is an entry point of the group `testbed.recorders`: a callable without arguments that returns a
-`RunRecorder`. A scenario names those that it wants: `recorders = ["wall"]`. A recorder takes its own settings, such as
-an address or a password, from the environment: a scenario is copied into every run directory.
+`RunRecorder`. A scenario enables recorders by name: `recorders = ["wall"]`. A recorder takes its own settings, such as
+an address or a password, from the environment, because every run directory has a copy of the scenario.
 
     [project.entry-points."testbed.recorders"]
     wall = "my_package.recorders:WallRecorder"
@@ -23,37 +23,37 @@ from testbed.errors import UserError, nearest
 from testbed.measure.points import Value
 
 PLUGIN_GROUP = "testbed.recorders"
-MOST_WAITING = 200_000  # records that a recorder may be behind
+MOST_WAITING = 200_000  # limit of waiting records per recorder
 CLOSE_WITHIN_S = 10.0
 
 
 class RunRecorder(Protocol):
-    """Records one run. All calls come in order, in a thread of the recorder's own: they may take their time.
+    """Records one run. All calls are made in order, in a separate thread per recorder, and may block.
 
-    After an exception from any of them only `close` follows.
+    After an exception from a call only `close` is called.
     """
 
     def open(self, path: Path, manifest: Mapping[str, object]) -> None:
-        """A run is about to replay its jobs; `path` is its directory, `manifest` the content of manifest.json.
+        """Called before a run replays its jobs; `path` is its directory, `manifest` the content of manifest.json.
 
-        What was recorded before, such as calibration, follows. A run that ends before this is not reported at all.
+        Earlier records, such as calibration, follow this call. A run that ends before it is not reported at all.
         """
 
     def journal(self, entry: Mapping[str, object]) -> None:
-        """An entry was appended to the journal: `t_s`, seconds since the run began, `kind`, and what belongs to it."""
+        """Called for each journal entry: `t_s` (seconds since the run began), `kind`, and the keys of this kind."""
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
-        """A point was written, with the tags of the run; `time_ns` is Unix time. See `testbed.measure.points`."""
+        """Called for each point, with the tags of the run; `time_ns` is Unix time. See `testbed.measure.points`."""
 
     def close(self) -> None:
-        """The run has ended and its directory is complete but for the journal's very end; within `CLOSE_WITHIN_S`."""
+        """Called after the run, when only the end of the journal is missing; must return within `CLOSE_WITHIN_S`."""
 
 
 _Call = Callable[[RunRecorder], None]
 
 
 def find_recorders(names: Sequence[str]) -> dict[str, Callable[[], RunRecorder]]:
-    """Return what makes the recorder of each name; raises `UserError` for one that is not installed or broken."""
+    """Return the factory of each recorder, by name; raises `UserError` for a missing or broken recorder."""
     points = {point.name: point for point in entry_points(group=PLUGIN_GROUP)} if names else {}
     found: dict[str, Callable[[], RunRecorder]] = {}
     for name in names:
@@ -68,7 +68,7 @@ def find_recorders(names: Sequence[str]) -> dict[str, Callable[[], RunRecorder]]
 
 
 def make_recorders(names: Sequence[str]) -> dict[str, RunRecorder]:
-    """Return a new recorder for each name; raises `UserError`."""
+    """Create the recorder of each name; raises `UserError`."""
     made: dict[str, RunRecorder] = {}
     for name, factory in find_recorders(names).items():
         try:
@@ -81,7 +81,7 @@ def make_recorders(names: Sequence[str]) -> dict[str, RunRecorder]:
 
 
 class Recorders:
-    """Calls recorders, each in a thread of its own: one that fails, hangs or falls behind never holds up the run."""
+    """Calls recorders, each in its own thread: a recorder that fails, hangs or falls behind never blocks the run."""
 
     def __init__(self, recorders: Mapping[str, RunRecorder] | None = None) -> None:
         self._feeds = [_Feed(name, recorder) for name, recorder in (recorders or {}).items()]
@@ -89,7 +89,7 @@ class Recorders:
         self._opened = False
 
     def open(self, path: Path, manifest: str) -> None:
-        """The manifest is written, as this JSON text: from here on recorders get the run."""
+        """Open all recorders, with the manifest as a JSON text, and pass the earlier records to them."""
         self._opened = True
         for call in (lambda recorder: recorder.open(path, json.loads(manifest)), *self._early):
             self._tell(call)
@@ -98,25 +98,25 @@ class Recorders:
             feed.start()
 
     def journal(self, line: bytes) -> None:
-        """An entry was written, as this JSON text."""
-        if self._feeds:  # parsed again there: the objects of the entry may change here
+        """Pass on a journal entry, as a JSON text."""
+        if self._feeds:  # the thread parses the text, because objects of the entry may change here
             self._tell(lambda recorder: recorder.journal(json.loads(line)))
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
-        """A point was written."""
+        """Pass on a point."""
         if self._feeds:
             copied = dict(fields)
             self._tell(lambda recorder: recorder.point(measurement, dict(tags), dict(copied), time_ns))
 
     def failures(self) -> Iterator[tuple[str, str]]:
-        """Yield name and reason of each recorder that was left out and not reported before."""
+        """Yield name and reason of each failed recorder that was not reported before."""
         for feed in self._feeds:
             if feed.failure is not None and not feed.reported:
                 feed.reported = True
                 yield feed.name, feed.failure
 
     def close(self) -> None:
-        """Let them finish, all within `CLOSE_WITHIN_S`."""
+        """Close all recorders, and wait for them for `CLOSE_WITHIN_S` in total."""
         if self._opened:
             self._opened = False
             for feed in self._feeds:
@@ -134,7 +134,7 @@ class Recorders:
 
 
 class _Feed:
-    """One recorder, its thread, and the records that it has not had yet."""
+    """One recorder, its thread, and the queue of its records."""
 
     def __init__(self, name: str, recorder: RunRecorder) -> None:
         self.name = name
@@ -142,7 +142,7 @@ class _Feed:
         self.reported = False
         self._recorder = recorder
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        # a daemon: one that hangs does not keep the process
+        # a daemon thread, so that an unresponsive recorder does not keep the process alive
         self._thread = Thread(target=self._serve, name=f"recorder {name}", daemon=True)
 
     def start(self) -> None:
@@ -175,7 +175,7 @@ class _Feed:
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  # whatever a plug-in raises ends only the plug-in
+        except BaseException as error:  # noqa: BLE001  # an error of a plug-in must end only the plug-in
             self.failure = self.failure or _words(error)
 
 

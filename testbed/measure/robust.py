@@ -1,4 +1,4 @@
-"""Fits and intervals of few measured values: robust, seeded, and honest about what they cannot support."""
+"""Robust fits and confidence intervals of few measured values, with fixed seeds; unsupported slopes are left out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Interval:
 class Fit:
     """y = intercept + slope * x by Theil and Sen, over `count` points of `clusters` independent units.
 
-    `slope` is None where the data do not support one (its interval holds 0): then `intercept` is the median of y.
+    `slope` is None if the data do not support one (its interval contains 0); `intercept` is then the median of y.
     """
 
     intercept: Interval
@@ -53,7 +53,7 @@ class Fit:
 
 
 def _theil_sen(x: NDArray[np.float64], y: NDArray[np.float64], draw: np.random.Generator) -> tuple[float, float]:
-    """Return (intercept, slope): the median slope of pairs, all of them or `_PAIRS` drawn ones; NaN without any."""
+    """Return (intercept, slope): the median slope of all pairs or of `_PAIRS` random pairs; NaN without a pair."""
     size = x.size
     if size * (size - 1) // 2 <= _PAIRS:
         left, right = np.triu_indices(size, 1)
@@ -75,9 +75,10 @@ def _interval(value: float, resampled: NDArray[np.float64]) -> Interval:
 def expanded_interval(value: float, resampled: NDArray[np.float64], units: int) -> Interval:
     """Return the 95 % interval of `value` from bootstrap values (R,) over `units` independent units.
 
-    The percentiles of a bootstrap are too narrow for few units, by sqrt((n - 1) / n) and by the normal instead of
-    Student's quantile; they are taken further out by both [Hesterberg, What Teachers Should Know About the
-    Bootstrap, 2015, "expanded percentile interval"]. NaN bounds for fewer than two units; NaN values are left out.
+    The percentiles of a bootstrap are too narrow for few units, by sqrt((n - 1) / n) and by the use of the normal
+    instead of Student's quantile. This interval corrects for both [Hesterberg, What Teachers Should Know About the
+    Bootstrap, 2015, "expanded percentile interval"]. The bounds are NaN for fewer than two units; NaN values are left
+    out.
     """
     finite = resampled[np.isfinite(resampled)]
     if units < 2 or not finite.size:
@@ -117,7 +118,7 @@ def t_quantile_975(freedom: int) -> float:
 
 
 def t_quantile_95(freedom: int) -> float:
-    """Return the 0.95 quantile of Student's t, likewise."""
+    """Return the 0.95 quantile of Student's t, with the accuracy of `t_quantile_975`."""
     return _t_quantile(_T_95, _Z_95, freedom)
 
 

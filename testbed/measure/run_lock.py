@@ -1,4 +1,4 @@
-"""The lock of a run directory: one controller at a time drives a run."""
+"""The lock of a run directory, which allows one controller at a time to drive the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_BYTES = 200
 
 
 class RunLock:
-    """Held from its creation until `release`, or the end of this process; its file has the name of the holder."""
+    """A lock that is held from its creation until `release` or the end of this process; its file names the holder."""
 
     def __init__(self, run: Path) -> None:
         """Take the lock; raises `UserError` while another process holds it, and `OSError`."""
@@ -30,7 +30,7 @@ class RunLock:
         os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Release it; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()

@@ -1,12 +1,12 @@
-"""The run directory: the truth about a run, append-only while it lasts, atomic at its ends.
+"""The run directory: the authoritative record of a run, append-only during the run, with atomic start and end.
 
-`journal` appends an entry and returns its number; `await durable(number)` waits until it survives a loss of power
-(`testbed.measure.journal_writer`). What waits for that, and what does not, is in docs/journal.md. Journal and points go
-on in new files after `part_bytes`, and full ones are compressed while the run goes on (`testbed.run.parts`).
+`journal` appends an entry and returns its number; `await durable(number)` waits until the entry survives a loss of
+power (`testbed.measure.journal_writer`). docs/journal.md lists the operations that wait for it. Journal and points
+continue in new files after `part_bytes`, and full files are compressed during the run (`testbed.run.parts`).
 
-When a file of the directory cannot be written (no space left, a broken disk), nothing is measured any more, and
-`on_failure` is called once. Clean-up goes on: `journal` and `point` do not raise then. A reserve of space, freed by
-`begin_results`, leaves room for the journal's end and the results of what was measured.
+When a file of the directory cannot be written (no space left, a broken disk), measurements end, and `on_failure` is
+called once. Clean-up continues: `journal` and `point` do not raise after the failure. `begin_results` frees a reserve
+of disk space for the end of the journal and the results.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ JOB_COLUMNS = tuple(column.name for column in JOBS.columns if column.name != "ru
 
 
 class RunDirectory:
-    """Writes one run.
+    """Writes the directory of one run.
 
-    `recorders` get what was appended. `on_failure` may be set; it is called once, in any thread, when a file
-    cannot be written. In a dry run nothing waits for the disk: its loop is in virtual time, its guests do not exist.
+    `recorders` get all appended records. `on_failure` may be set; it is called once, in any thread, when a file cannot
+    be written. A dry run never waits for the disk: its loop is in virtual time, and its guests do not exist.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class RunDirectory:
         self._events: JournalWriter | None = None
         self._points: Spool | None = None
         self._packer = Packer()
-        self._entries_left_out = 0  # after a failure
+        self._entries_left_out = 0  # number of entries after a failure
         self._ending = False
-        self._parents: list[Path] = []  # made for this run, the innermost first
+        self._parents: list[Path] = []  # folders that were created for this run, the innermost first
         self._lock: RunLock | None = None
 
     def open(self) -> None:
-        """Create the directory, which must not be there yet, and its files."""
+        """Create the directory, which must not exist yet, and its files; raises `UserError`."""
         made = False
         try:
             self._parents = [parent for parent in self.path.absolute().parents if not parent.exists()]
@@ -81,9 +81,9 @@ class RunDirectory:
             raise UserError(f"{self.path}: cannot create the run directory: {error.strerror}") from error
 
     def go_on(self, lock: RunLock) -> None:
-        """Open the directory of a run whose controller was lost, to go on with it, with its lock.
+        """Open the directory of a run whose controller was lost, to continue it; the caller passes its lock.
 
-        The last line of each file must be whole (`testbed.measure.torn_lines`).
+        The last line of each file must be complete (`testbed.measure.torn_lines`). Raises `UserError`.
         """
         self._lock = lock
         try:
@@ -93,10 +93,10 @@ class RunDirectory:
             self.recorders.open(self.path, (self.path / "manifest.json").read_text(encoding="utf-8"))
         except OSError as error:
             self.close()
-            raise UserError(f"{self.path}: cannot go on with the run directory: {error.strerror}") from error
+            raise UserError(f"{self.path}: cannot continue the run directory: {error.strerror}") from error
 
     def _open_files(self, *, continues: bool = False) -> None:
-        """Make the reserve, and open journal and points; raises `OSError`."""
+        """Allocate the reserve, and open journal and points; raises `OSError`."""
         with (self.path / ".reserve").open("xb") as reserve:
             os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
         self._points = Spool(
@@ -115,7 +115,7 @@ class RunDirectory:
         )
 
     def discard(self, *, made: bool = True) -> None:
-        """Close the directory and remove it, with the folders above it that were made for it and hold nothing else."""
+        """Close and remove the directory, and the empty folders above it that were created for it."""
         self.close()
         if made:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -125,11 +125,11 @@ class RunDirectory:
 
     @property
     def failure(self) -> RunError | None:
-        """The failure after which nothing is measured any more, if any; it names the file and the reason."""
+        """The failure that has ended measurements, if any, with the file and the reason."""
         return None if self._points is None else self._points.failure
 
     def kept(self) -> str:
-        """Return how much of journal and points was written, and how much was lost, for a person."""
+        """Return a text with the numbers of journal entries and points that were written and lost."""
         points, events = self._points, self._events
         if events is not None:
             with contextlib.suppress(RunError):
@@ -157,7 +157,7 @@ class RunDirectory:
             self._lock.release()
 
     def begin_results(self) -> None:
-        """Free the reserve: from now on results are written, and the end of the journal even if that had failed."""
+        """Free the reserve for the results, and accept journal entries again after a failure."""
         self._ending = True
         self._free_reserve()
         if self._events is not None:
@@ -166,8 +166,8 @@ class RunDirectory:
     def journal(self, event: Event) -> int:
         """Append one event to the journal; return its number, for `durable`.
 
-        The begin of the replay, and the intent of an operation that creates or moves something, are written by this
-        call, so that the end of this process cannot take them; other entries, and a cap, by a thread.
+        This call itself writes the begin of the replay, and the intent of an operation that creates or moves guests or
+        images, so that these entries survive the end of this process. A thread writes all other entries.
         """
         if self._events is None or self._events.closed:
             raise RunError(f"{self.path}: the journal is not open")
@@ -182,9 +182,9 @@ class RunDirectory:
         return number
 
     async def durable(self, number: int) -> None:
-        """Wait until entry `number` of the journal, and all before it, survive a loss of power.
+        """Wait until entry `number` of the journal, and all earlier ones, survive a loss of power.
 
-        Entries that are waited for in one turn of the event loop are made durable together. A dry run does not wait.
+        Waits that begin in one turn of the event loop share one commit. A dry run does not wait.
         Raises the `RunError` of a failure of the run directory.
         """
         if self.failure is not None:
@@ -193,7 +193,7 @@ class RunDirectory:
             await self._events.durable(number)
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
-        """Append one point, tagged with the run; raises `PointError` for one that does not fit the schema."""
+        """Append one point with the tags of the run; raises `PointError` for a point that does not fit the schema."""
         if self._points is None:
             raise RunError(f"{self.path}: the points file is not open")
         tags = {**self._tags, **tags}
@@ -216,7 +216,7 @@ class RunDirectory:
         self._write("jobs.csv", csv_text(JOB_COLUMNS, rows))
 
     def _write(self, name: str, text: str) -> None:
-        """Write a file whole or not at all."""
+        """Write a file atomically."""
         path = self.path / name
         try:
             write_whole(path, text)
@@ -229,11 +229,11 @@ class RunDirectory:
             (self.path / ".reserve").unlink()
 
     def _tell(self, failure: RunError) -> None:
-        self.on_failure(failure)  # of now: it may be set after the spool was made
+        self.on_failure(failure)  # looked up here, because it may be set after the creation of the spool
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read manifest.json or summary.json, or raise `UserError` that says which is missing or broken."""
+    """Read manifest.json or summary.json; raises `UserError` for a missing or broken file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -248,13 +248,13 @@ def read_json(path: Path) -> dict[str, object]:
 def journal_entries(path: Path) -> Iterator[dict[str, object]]:
     """Yield the entries of the journal that grows at `path`, the file events.jsonl, as data, without checksums.
 
-    What `testbed.run.journal.read_events` says of lines and errors holds.
+    Incomplete lines and errors are treated as in `testbed.run.journal.read_events`.
     """
     return read_lines(path, _entry)
 
 
 def read_journal(path: Path) -> list[dict[str, object]]:
-    """Return all of `journal_entries`."""
+    """Return the entries of `journal_entries` as a list."""
     return list(journal_entries(path))
 
 

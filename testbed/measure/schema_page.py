@@ -10,7 +10,7 @@ from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS, Field, Measurem
 _RUN = {"run": "2026-11-20T10-31-07-quickstart", "lab": "local", "policy": "EASY"}
 _TIME_NS = 1_795_171_867_512_345_678
 
-# What examples show: by the name of a field or tag, else by the field's type.
+# Values in examples: by the name of a field or tag, else by the field's type.
 _EXAMPLES: dict[str, Value] = {
     "node": "node-a", "source": "node-b", "job": "72", "task": "0", "shape": "serial, need 0.25", "state": "running",
     "online": True, "reason": "", "giver": "3", "receiver": "bank",
@@ -20,34 +20,35 @@ _BY_KIND: dict[type, Value] = {float: 0.25, int: 3, bool: True, str: "text"}
 _INTRODUCTION = """\
 # Measurements
 
-Every point that a run writes, to `points.lp` in its run directory and from there to a database. This page is made
-from the schema in `testbed/measure/schema.py`: `testbed schema --markdown > docs/measurements.md`.
+The points of a run are written to `points.lp` in its run directory, and from there to a database. This page is
+generated from the schema in `testbed/measure/schema.py`: `testbed schema --markdown > docs/measurements.md`.
 
 A point that does not fit the schema is refused by name: an unknown measurement, tag or field, a value of another type,
-NaN or infinity, a tag outside its closed set. The run goes on without it; it is told of once on the screen and in the
-journal (`kind` is `refused`), and counted in `summary.json` under `points_refused`. A rehearsal (`--dry-run`) fails
-for it at its end.
+NaN or infinity, a tag outside its closed set. The run continues without the point. The refusal is reported once on the
+screen and in the journal (`kind` is `refused`), and counted in `summary.json` under `points_refused`. A dry run
+(`--dry-run`) fails because of it at its end.
 
 ## How points are written
 
-One line of line protocol a point, `measurement,tag=value,... field=value,... time`:
+Each point is one line of line protocol, `measurement,tag=value,... field=value,... time`:
 
     {line}
 
-* **Time** is Unix time in nanoseconds: the wall clock is read once, when the run begins (`clocks.anchor_unix_ns` in
-  `manifest.json`), and everything after is that plus the controller's monotonic clock: no step of the wall clock is in
-  the data. What a node sampled has the time at which it was taken, however late it came; so lines may be out of order.
+* **Time** is Unix time in nanoseconds. The wall clock is read once, when the run begins (`clocks.anchor_unix_ns` in
+  `manifest.json`); all times are this value plus the controller's monotonic clock, so that steps of the wall clock do
+  not affect the data. A sample of a node has the time at which it was taken, even if it arrives late; so lines may be
+  out of order.
 * **Types**: an integer ends in `i`, a float does not, `true` and `false` are truth values, text is in double quotes.
-  A field never changes its type. A float keeps every bit.
-* **Units** are in the names (`_s`, `_mib`, `_bytes`, `_cores`, `_mib_per_s`; `_frac` is a share, or a number of
-  nodes). Seconds are wall seconds, unless the unit says trace s.
+  A field never changes its type. Floats are exact.
+* **Units** are in the names (`_s`, `_mib`, `_bytes`, `_cores`, `_mib_per_s`; `_frac` is a fraction, or a number of
+  nodes). Seconds are wall seconds, unless the unit is trace s.
 * In tags, a comma, a space and an equals sign have a backslash before them; a backslash cannot be stored in them.
-* A point has those fields that apply; of a rescheduling that copied nothing there is no rate of copying.
+* A point has only the fields that apply: a rescheduling that copied nothing has no throughput of copying.
 
 Files are append-only: `points.lp`, then `points.2.lp`, `points.3.lp`, ..., each of 64 MiB, or `run.part_mib` of the
-scenario. A full file is compressed while the run goes on: `points.lp.gz`, `points.2.lp.gz`, ... What a point says of a
-state (marked below) is handed to the operating system before the run goes on, any other within a second; all are made
-durable each second.
+scenario. A full file is compressed during the run: `points.lp.gz`, `points.2.lp.gz`, ... A point that records a state
+(marked below) is handed to the operating system before the run continues, any other within a second. All points are
+made durable once per second.
 
 ## Tags
 
@@ -121,8 +122,8 @@ def _field_row(field: Field) -> tuple[str, ...]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table whose columns are also even in the source."""
+    """Yield the lines of a table whose columns are also aligned in the source."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    widths[-1] = len(head[-1])  # the last column may be as wide as it is
+    widths[-1] = len(head[-1])  # the last column is not padded
     for row in (head, ["-" * width for width in widths], *rows):
         yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |\n"

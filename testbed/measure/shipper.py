@@ -1,7 +1,7 @@
-"""Ships the points of a run directory, batch by batch, from where shipping stopped: at least once, and in order.
+"""Ships the points of a run directory in batches, from the last shipping position: at least once, and in order.
 
-A point is left behind only when the server acknowledged it, or refused it and it is kept, with the reason, in the file
-of refused points.
+The position passes a point only after the server has acknowledged it, or has refused it and the point is kept, with the
+reason, in the file of refused points.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FIRST_WAIT_S, MOST_WAIT_S = 0.25, 5.0
 
 @dataclass(slots=True)
 class BackOff:
-    """The delay after successive failures: twice as long each time, less up to a half by chance.
+    """Exponential back-off: the delay doubles with each failure, and is reduced by a random part of up to a half.
 
-    The random part keeps many shippers from returning to a server at once.
+    The random part prevents that many shippers return to a server at once.
     """
 
     next_s: float = FIRST_WAIT_S
 
     def reset(self) -> None:
-        """Something worked."""
+        """Reset the delay after a success."""
         self.next_s = FIRST_WAIT_S
 
     def after(self, error: Exception) -> float:
-        """Return the seconds to wait; as long at least as the server asked for."""
+        """Return the seconds to wait, at least as long as the server requested."""
         wait_s = self.next_s * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
         self.next_s = min(2 * self.next_s, MOST_WAIT_S)
         asked_s = error.retry_after_s if isinstance(error, ServerAwayError) else None
@@ -47,7 +47,7 @@ class BackOff:
 
 
 class Shipper:
-    """Ships the points of `run` to `address`; for one thread. `tell` gets messages for a person, one per kind."""
+    """Ships the points of `run` to `address`; for one thread. `tell` gets messages for people, one of each kind."""
 
     def __init__(
         self, run: Path, address: Address, writer: Writer, tell: Callable[[str], None], *,
@@ -77,18 +77,18 @@ class Shipper:
         return self._position.refused_path
 
     def restart(self) -> None:
-        """Ship all points again, from the first; raises `RunError` if that cannot be kept."""
+        """Reset the position to the first point, to ship all points again; raises `RunError` if it cannot be saved."""
         with self._position.turn(BUSY_WITHIN_S):
             try:
                 self._position.save(Shipped())
             except OSError as error:
-                raise RunError(f"{self.run}: cannot keep how far it is shipped: {error.strerror}") from error
+                raise RunError(f"{self.run}: cannot save the shipping position: {error.strerror}") from error
 
     def step(self) -> bool:
         """Ship one batch; return whether there was one.
 
-        Raises `ServerAwayError`, `BusyError` or `RunError` (try again later), or `ServerRefusesError` (a person must
-        fix something); then the position stays.
+        Raises `ServerAwayError`, `BusyError` or `RunError` (retry later), or `ServerRefusesError` (a person has to fix
+        something). After an error the position is unchanged.
         """
         with self._position.turn(BUSY_WITHIN_S) as shipped:
             self.reached = shipped
@@ -96,13 +96,13 @@ class Shipper:
                 self.run, shipped.segment, shipped.offset_bytes, self._most_lines, self._most_bytes, self._segments
             )
             if batch is None:
-                with contextlib.suppress(OSError):  # reported where it was saved
+                with contextlib.suppress(OSError):  # an error was reported when the position was saved
                     self._position.make_durable()
                 return False
             try:
                 refused = self._deliver(batch)
             except ServerAwayError:
-                self._most_bytes = max(LEAST_BYTES, self._most_bytes // 2)  # it may have exceeded the timeout
+                self._most_bytes = max(LEAST_BYTES, self._most_bytes // 2)  # the batch may have exceeded the timeout
                 raise
             self._most_bytes = min(self._ceiling_bytes, self._most_bytes * 2)
             self._leave_behind(shipped, batch, refused)
@@ -130,7 +130,7 @@ class Shipper:
     def _leave_behind(self, shipped: Shipped, batch: Batch, refused: list[tuple[bytes, str]]) -> None:
         refused_bytes = shipped.refused_bytes
         if refused:
-            # a comment in line protocol: once it is fixed, the file can be written as it is
+            # the reason is a comment in line protocol, so that the corrected file can be written as it is
             text = b"".join(b"# " + reason.encode() + b"\n" + line for line, reason in refused)
             try:
                 refused_bytes = self._position.refuse(shipped, text)
@@ -151,8 +151,8 @@ class Shipper:
         except OSError as error:
             self._tell_once(
                 "position",
-                f"{self.run}: cannot keep how far it is shipped: {error.strerror}; shipping goes on, and after a "
-                "restart it begins further back",
+                f"{self.run}: cannot save the shipping position: {error.strerror}; shipping continues, and after a "
+                "restart it begins at an earlier point",
             )
 
     def _tell_once(self, what: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Ships a whole run directory at once, however long the server needs: what `testbed ingest` does."""
+"""Ships all points of a run directory, for `testbed ingest`, with retries while the server makes progress."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from testbed.measure.spool import segments
 
 @dataclass(frozen=True, slots=True)
 class ShippingCount:
-    """The outcome of shipping a run's points: `points` are whole in its directory, of which `left` are not shipped yet.
+    """The outcome of shipping a run's points: `points` are complete in its directory, `left` are not shipped yet.
 
-    `shipped` and `refused` are of all shipping of this run to this address so far, `sent` is what this time took,
-    with what was sent more than once; `elapsed_s` is wall time.
+    `shipped` and `refused` count all shipping of this run to this address so far. `sent` counts the points sent by this
+    call, including repeats; `elapsed_s` is wall time.
     """
 
     run: str
@@ -52,7 +52,7 @@ def check_run(run: Path) -> None:
 
 
 def influx_table(run: Path) -> Mapping[str, object] | None:
-    """Return the table [influx] of the run's scenario; None if it has none, or the run ended before its manifest."""
+    """Return the table [influx] of the run's scenario; None if the scenario has none, or the run has no manifest."""
     if not (run / "manifest.json").exists():
         return None
     scenario = read_json(run / "manifest.json").get("scenario")
@@ -64,17 +64,17 @@ def ship(
     run: Path, address: Address, writer: Writer, tell: Callable[[str], None], show: Callable[[Shipped], None], *,
     from_start: bool, patience_s: float,
 ) -> ShippingCount:  # fmt: skip
-    """Ship the points that `run` holds now and that were not shipped to `address`, or all of them.
+    """Ship all present points of `run` that were not shipped to `address` yet; with `from_start` all points.
 
-    `tell` gets lines for a person, `show` the progress of shipping. Gives up when nothing was acknowledged
-    for `patience_s`; raises `UserError` where a person must fix something first. Closes the writer.
+    `tell` gets lines for people, `show` the progress of shipping. The timeout `patience_s` applies to the time without
+    an acknowledgement. Raises `UserError` if a person has to fix something first. Closes the writer.
     """
     began_s = time.monotonic()
     shipper = Shipper(run, address, writer, tell)
     try:
         problem = _until_done(shipper, tell, show, from_start=from_start, patience_s=patience_s)
         reached = shipper.reached
-        # points that a live run has recorded since do not count as left: all earlier ones are shipped
+        # points that a live run has recorded meanwhile do not count as left: all earlier ones are shipped
         left = 0 if problem is None else points_left(run, reached.segment, reached.offset_bytes)
         return ShippingCount(
             str(run),
@@ -95,7 +95,7 @@ def _until_done(
     shipper: Shipper, tell: Callable[[str], None], show: Callable[[Shipped], None], *, from_start: bool,
     patience_s: float,
 ) -> str | None:  # fmt: skip
-    """Return None when all is shipped, or why not."""
+    """Ship until all points are shipped, and return None, or return the error after the timeout."""
     back_off = BackOff()
     ends_s = time.monotonic() + patience_s
     well = True

@@ -1,4 +1,4 @@
-"""Cuts the points of a run directory, in segments of whole lines, into batches of whole lines."""
+"""Splits the points of a run directory, which are segments of lines, into batches of whole lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.run.parts import READ_ERRORS, open_part, point_parts, reason, size_
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`lines`, `points` of them, end at byte `end_bytes` of segment `segment`, counted from 1."""
+    """A batch of `points` lines that ends at byte `end_bytes` of segment `segment`, counted from 1."""
 
     lines: bytes
     points: int
@@ -23,16 +23,16 @@ class Batch:
 
 
 class SegmentReader:
-    """Reads whole lines at positions in segments; not to be used by two threads.
+    """Reads whole lines at positions in segments; for one thread.
 
-    The segment stays open: a position in a compressed one is found by decompressing all before it, unless it is where
-    the last reading ended.
+    The segment stays open, because a seek in a compressed segment decompresses all data before the position; a read
+    that continues at the end of the last one needs no seek.
     """
 
     def __init__(self) -> None:
         self._file: BufferedReader | None = None
-        self._at: tuple[Path, int] | None = None  # where the last reading ended
-        self._ahead = b""  # bytes that were read behind that
+        self._at: tuple[Path, int] | None = None  # end position of the last read
+        self._ahead = b""  # bytes that were read beyond this position
 
     def close(self) -> None:
         """Close the segment."""
@@ -41,7 +41,7 @@ class SegmentReader:
         self._file, self._at, self._ahead = None, None, b""
 
     def whole_lines(self, path: Path, offset_bytes: int, most_lines: int, most_bytes: int) -> bytes:
-        """Return whole lines behind a position; at least one line, however long, if there is one."""
+        """Return whole lines after a position: at least one line of any length, if there is one."""
         try:
             if self._file is None or self._at != (path, offset_bytes):
                 self.close()
@@ -63,15 +63,15 @@ class SegmentReader:
 def next_batch(
     run: Path, segment: int, offset_bytes: int, most_lines: int, most_bytes: int, reader: SegmentReader | None = None
 ) -> Batch | None:
-    """Return the next whole lines behind a position, or None where no more is there now.
+    """Return the next whole lines after a position, or None if there are none now.
 
-    At least one line, however long. A last line without its line break is not whole: it is being written, or, in a
-    segment that is followed by another, was never written to its end. `reader` serves batches that follow each other.
+    A batch has at least one line, of any length. A last line without its line break is incomplete: it is being written,
+    or, if another segment follows, was never completed. `reader` makes successive batches efficient.
     """
     source, parts = reader or SegmentReader(), point_parts(run)
     try:
         while True:
-            is_last = not parts.is_full(segment)  # asked first: then it does not grow any more
+            is_last = not parts.is_full(segment)  # before the read: a full segment does not grow any more
             lines = source.whole_lines(parts.full(segment), offset_bytes, most_lines, most_bytes)
             if lines:
                 return Batch(lines, lines.count(b"\n"), segment, offset_bytes + len(lines))
@@ -84,13 +84,13 @@ def next_batch(
 
 
 def bytes_left(run: Path, segment: int, offset_bytes: int) -> int:
-    """Return how many bytes are behind a position now."""
+    """Return the present number of bytes after a position."""
     sizes = [size_bytes(path) for path in segments(run)][segment - 1 :]
     return max(0, sum(sizes) - offset_bytes)
 
 
 def points_left(run: Path, segment: int, offset_bytes: int) -> int:
-    """Return how many whole lines are behind a position now."""
+    """Return the present number of whole lines after a position."""
     count = 0
     for number, path in enumerate(segments(run)[segment - 1 :], segment):
         with open_part(path) as file:
@@ -101,7 +101,7 @@ def points_left(run: Path, segment: int, offset_bytes: int) -> int:
 
 
 def halves(lines: bytes) -> Sequence[bytes] | None:
-    """Cut whole lines in two near their middle, or return None for a single line."""
+    """Split whole lines near their middle; return None for a single line."""
     cut = lines.find(b"\n", len(lines) // 2) + 1
     if cut in {0, len(lines)}:
         cut = lines.rfind(b"\n", 0, len(lines) // 2) + 1

@@ -1,8 +1,9 @@
-"""The shipping position of a run directory's points: `shipped.json`, and the shipper's lock: `shipped.lock`.
+"""The shipping position of a run directory's points, `shipped.json`, and the lock of shippers, `shipped.lock`.
 
-The position is moved after the server acknowledged, atomically: what a crash leaves is never ahead of the server. It
-may be behind; then points are shipped again, which changes nothing in the database. That is why it need not be durable
-after every batch, which on a busy disk takes longer than the server: it is once a second, and when all is shipped.
+The position is updated atomically after an acknowledgement of the server, so that a crash never leaves it ahead of the
+server. If it is behind, points are shipped again, which does not change the database. Therefore it need not be durable
+after every batch, which on a busy disk would take longer than the server. It is made durable once per second, and when
+all points are shipped.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _DURABLE_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """Up to `offset_bytes` of segment `segment`, counted from 1, every point was shipped or refused.
+    """A position: every point before `offset_bytes` of segment `segment`, counted from 1, was shipped or refused.
 
-    `read_points` of them in all; of these the server refused `refused_points`, which are the first `refused_bytes` of
-    the file of refused points.
+    These are `read_points` points, of which the server refused `refused_points`; the refused points are the first
+    `refused_bytes` of the file of refused points.
     """
 
     segment: int = 1
@@ -47,7 +48,7 @@ class Shipped:
 
 
 class BusyError(RunError):
-    """Another process or thread ships the same run at this moment."""
+    """Another process or thread is shipping the same run."""
 
 
 class ShippingPosition:
@@ -56,10 +57,10 @@ class ShippingPosition:
     def __init__(self, run: Path, address: Address) -> None:
         self._run = run
         self._address = address
-        self._number = 1  # of the address in the file
-        self._all: dict[Address, Shipped] = {}  # as on disk
-        self._reached: Shipped | None = None  # ahead of the disk where that is full
-        self._durable_s = 0.0  # when it was, by the monotonic clock
+        self._number = 1  # position of the address in the file, from 1 on
+        self._all: dict[Address, Shipped] = {}  # the content of the file
+        self._reached: Shipped | None = None  # ahead of the file if the disk is full
+        self._durable_s = 0.0  # time of the last sync, on the monotonic clock
         self._is_durable = True
         try:
             self._lock = os.open(run / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -79,7 +80,7 @@ class ShippingPosition:
 
     @contextmanager
     def turn(self, within_s: float) -> Iterator[Shipped]:
-        """Hold the run's lock, and give the position; raises `BusyError` if others held it for `within_s`."""
+        """Hold the run's lock, and yield the position; raises `BusyError` if others hold it for `within_s`."""
         ends_s = time.monotonic() + within_s
         while not try_lock(self._lock):
             if time.monotonic() >= ends_s:
@@ -91,7 +92,7 @@ class ShippingPosition:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def save(self, shipped: Shipped) -> None:
-        """Keep the position, in one's turn. After an `OSError`, such as a full disk, this object still knows it."""
+        """Save the position; the caller holds the lock. After an `OSError` (full disk) this object still has it."""
         self._reached = shipped
         entries = [{**asdict(address), **asdict(at)} for address, at in {**self._all, self._address: shipped}.items()]
         part = self._run / f"{POSITION_FILE}.part"
@@ -106,7 +107,7 @@ class ShippingPosition:
         self._all[self._address] = shipped
 
     def make_durable(self) -> None:
-        """Make what was saved durable, if it is not; in one's turn. Raises `OSError`."""
+        """Make the saved position durable; the caller holds the lock. Raises `OSError`."""
         if not self._is_durable:
             with (self._run / POSITION_FILE).open("rb") as file:
                 self._make_durable(file.fileno())
@@ -117,16 +118,16 @@ class ShippingPosition:
         self._durable_s = time.monotonic()
 
     def refuse(self, shipped: Shipped, text: bytes) -> int:
-        """Write `text` behind the refused points of `shipped`, durably; return the file's new length in bytes."""
+        """Append `text` durably after the refused points of `shipped`; return the file's new length in bytes."""
         with self.refused_path.open("ab") as file:
-            file.truncate(shipped.refused_bytes)  # points that a crash left behind the position are shipped again
+            file.truncate(shipped.refused_bytes)  # points beyond it are left from a crash, and are shipped again
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         return shipped.refused_bytes + len(text)
 
     def _find(self) -> Shipped:
-        """Return the position on disk, or a later one that this shipper could not write and no other one moved."""
+        """Return the position on disk, or this shipper's unsaved later one if no other shipper has moved the former."""
         found = read_shipped(self._run)
         if self._reached is None or found.get(self._address) != self._all.get(self._address):
             self._reached = found.get(self._address, Shipped())
@@ -137,9 +138,9 @@ class ShippingPosition:
 
 
 def read_shipped(run: Path) -> dict[Address, Shipped]:
-    """Return the content of shipped.json: how far the run was shipped to each address, in the order in which it began.
+    """Return the content of shipped.json: the position of each address, in the order of their first shipping.
 
-    A file that is missing or cannot be read says nothing: all is shipped again.
+    A missing or unreadable file counts as empty: all points are shipped again.
     """
     found: dict[Address, Shipped] = {}
     try:

@@ -1,16 +1,16 @@
-"""Points on disk: append-only segments of whole lines, which mirrors and readers of a run follow by position.
+"""Points on disk: append-only segments of whole lines, which shippers and readers of a run follow by position.
 
-Segments are `points.lp`, `points.2.lp`, `points.3.lp`, … in the run directory. A new one begins when the last has
-reached `SEGMENT_BYTES`, and from then on the last never grows: it may be compressed (`testbed.run.parts`), or removed
-when it has been shipped, and a reader needs to poll the last one alone.
+Segments are `points.lp`, `points.2.lp`, `points.3.lp`, … in the run directory. A new segment begins when the last one
+has reached `SEGMENT_BYTES`. A full segment never grows: it may be compressed (`testbed.run.parts`), or removed when it
+has been shipped. A reader needs to poll the last segment only.
 
-What an appended line survives:
+An appended line first waits in memory with others, for at most a second, so that a point costs no system call. It
+survives
 
-* at once, nothing: it waits in memory with others, for at most a second, so that a point costs no system call;
-* once it was handed to the kernel, by the second or at once for a change of state, the end of this process;
-* once it is durable, with the thread's next round, the end of the machine's power.
+* the end of this process, once it was handed to the kernel: within a second, or at once for a change of state
+* a loss of power, once it is durable: after the next round of the thread
 
-A slow disk holds up only the thread: `append` never waits for fsync, nor for more of a write than 64 KiB.
+A slow disk blocks only the thread: `append` never waits for fsync, and writes at most 64 KiB at a time.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ START = Position(1, 0)
 
 
 def segment_path(run: Path, number: int) -> Path:
-    """Return the file of a segment of a run directory; the first has the number 1. It may be compressed."""
+    """Return the file of a segment, counted from 1, without `.gz` if it is compressed."""
     return point_parts(run).full(number)
 
 
 def segments(run: Path) -> list[Path]:
-    """Return the segments of a run directory, in order; empty if it has none, or is not there.
+    """Return the segments of a run directory, in order; empty if it has none, or does not exist.
 
     `testbed.run.parts.open_part` opens them, compressed or not.
     """
@@ -56,13 +56,13 @@ def segments(run: Path) -> list[Path]:
 def read_lines(run: Path, position: tuple[int, int] = START) -> Iterator[tuple[str, Position]]:
     """Yield each whole line from `position` on, without its line break, with the position after it.
 
-    Ends with what was whole when it came there; called again from the last position it goes on with what has been
-    appended since. Raises `UserError` if the position is in no segment.
+    The iteration ends after the last whole line. Another call from the last position continues with lines that were
+    appended meanwhile. Raises `UserError` if the position is in no segment.
     """
     number, offset = position
     parts = point_parts(run)
     while True:
-        is_last = not parts.is_full(number)  # asked first: then it does not grow any more
+        is_last = not parts.is_full(number)  # before the read: a full segment does not grow any more
         path = parts.full(number)
         try:
             with open_part(path) as file:
@@ -82,13 +82,13 @@ def read_lines(run: Path, position: tuple[int, int] = START) -> Iterator[tuple[s
 
 
 class Spool:
-    """Appends points to a run directory, from any thread, and makes them durable in one of its own.
+    """Appends points to a run directory, from any thread, and makes them durable in its own thread.
 
-    They begin in a new segment, after those that the run directory has.
+    The first point begins a new segment, after the existing segments of the run directory.
 
-    When a file cannot be written or made durable, `on_failure` is called once, in the thread in which that failed;
-    `failure` keeps it, and nothing is appended any more: what is in the segments then are whole lines, in order,
-    without a gap. `on_full` is called, likewise, with each full segment, which is durable.
+    When a file cannot be written or made durable, `on_failure` is called once, in the failing thread. `failure` keeps
+    the error, and further lines are dropped: the segments have whole lines, in order, without a gap. `on_full` is
+    called, also in any thread, with each full segment, which is durable.
     """
 
     def __init__(
@@ -101,15 +101,15 @@ class Spool:
         every_s: float = EVERY_S,
     ) -> None:
         self.failure: RunError | None = None
-        self.lines = 0  # appended, the lost ones included
-        self.lost = 0  # appended after the failure, or waiting then
+        self.lines = 0  # number of appended lines, including lost ones
+        self.lost = 0  # number of lines that were appended after the failure, or waited at that moment
         self._run = run
         self._on_failure = on_failure
         self._on_full = on_full
         self._segment_bytes = segment_bytes
         self._every_s = every_s
-        self._one_round = threading.Lock()  # of making durable; taken before the other
-        self._lock = threading.Lock()  # of all below
+        self._one_round = threading.Lock()  # allows one sync at a time; taken before `_lock`
+        self._lock = threading.Lock()  # guards all attributes below
         self._waiting = bytearray()
         self._number = 1 + max(point_parts(run).numbers(), default=0)
         self._last = AppendFile(segment_path(run, self._number))
@@ -122,7 +122,7 @@ class Spool:
     def append(self, line: str, *, sync: bool = False) -> None:
         """Append one line, given without its line break; with `sync` it is handed to the kernel before this returns.
 
-        It is durable within `every_s` seconds, or with `sync` as soon as the disk can.
+        The line is durable within `every_s` seconds, or with `sync` as soon as possible.
         """
         with self._lock:
             self.lines += 1
@@ -140,23 +140,23 @@ class Spool:
             self._wake.set()
 
     def sync(self) -> None:
-        """Wait until all that was appended is durable; raises the `RunError` of a failure."""
+        """Wait until all appended lines are durable; raises the `RunError` of a failure."""
         self._make_durable()
         if self.failure is not None:
             raise self.failure
 
     def close(self) -> None:
-        """Make all durable, and let the thread end; a failure is kept, not raised. A second call does nothing."""
+        """Make all lines durable, and end the thread; a failure is kept, not raised. A second call does nothing."""
         if self._ends:
             return
         self._ends = True
         self._wake.set()
-        self._make_durable()  # after the thread's round, if that is at one; another finds nothing to do
+        self._make_durable()  # waits for a round of the thread in progress; a later round finds nothing to do
         for file in (*self._full, self._last):
             file.close()
 
     def fail(self, path: Path, error: OSError) -> None:
-        """Treat a failure of another file of the run as one of the spool: nothing is appended any more."""
+        """Treat a failure of another file of the run as a failure of the spool: further lines are dropped."""
         with self._lock:
             failure = self._fail(path, error)
         if failure is not None:
@@ -195,7 +195,7 @@ class Spool:
             self._on_failure(failure)
 
     def _hand_over(self) -> RunError | None:
-        """Write what waits, and begin a new segment if that fills the last; return a failure that is to be reported."""
+        """Write waiting lines, and begin a new segment after a full one; return a failure that has to be reported."""
         if not self._waiting:
             return None
         waiting, self._waiting = self._waiting, bytearray()

@@ -1,4 +1,4 @@
-"""SQL over runs: the tables of `testbed.measure.tables`, read from run directories as far as a query names them."""
+"""SQL over runs: reads the tables of `testbed.measure.tables` that a query names from run directories."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _QUOTED = re.compile(r"""['"]([^'"]+)['"]""")
 
 
 def named_tables(sql: str) -> list[str]:
-    """Return the tables that a query can mean: those whose names occur in it as whole words."""
+    """Return the tables whose names occur as whole words in a query."""
     words = {word.lower() for word in _WORD.findall(sql)}
     return [name for name in TABLES if name in words]
 
 
 def load_tables(runs: Sequence[str | Path], names: Sequence[str]) -> dict[str, pl.DataFrame]:
-    """Return tables of these names, with the rows of all runs one after the other; raises `UserError`."""
+    """Return the tables with these names, with the rows of all runs one after the other; raises `UserError`."""
     parts: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
     wanted = [name for name in names if name in MEASUREMENTS]
     for run in runs:
@@ -38,7 +38,7 @@ def load_tables(runs: Sequence[str | Path], names: Sequence[str]) -> dict[str, p
 
 
 def execute(sql: str, tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-    """Return the result of a query, by the SQL of polars; raises `UserError` with the error in one line."""
+    """Return the result of a query in the SQL of polars; raises `UserError` with the error in one line."""
     try:
         with pl.SQLContext(tables, eager=True) as context:
             return context.execute(sql)

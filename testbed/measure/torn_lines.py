@@ -1,7 +1,7 @@
-"""Removal of what a crash has left behind the last whole line of a run's journal and points.
+"""Removal of incomplete data after the last whole line of a run's journal and points, which a crash has left.
 
-A killed process leaves half a line at most. A machine that loses power may leave more: a file system can keep the
-length of a file whose last blocks were never written.
+A killed process leaves at most one partial line. A loss of power may leave more: a file system can keep the length of a
+file whose last blocks were never written.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from testbed.measure.line_protocol import LineError, parse_line
 from testbed.run.journal import is_whole
 from testbed.run.parts import journal_parts, point_parts
 
-_MOST_TORN_BYTES = 64 << 20  # more than what a controller writes between two rounds of making its files durable
+_MOST_TORN_BYTES = 64 << 20  # more than a controller writes between two syncs of its files
 _BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """What was removed from the end of a file."""
+    """The bytes that were removed from the end of a file."""
 
     path: Path
     bytes: int
@@ -33,7 +33,7 @@ class Torn:
 
 
 def cut_torn_lines(run: Path) -> list[Torn]:
-    """Cut journal and points of a run without a controller after their last whole line; return what was removed.
+    """Truncate journal and points of a run without a controller after their last whole line; return the removals.
 
     Raises `UserError` for a file whose end was damaged by something other than a crash.
     """
@@ -50,7 +50,7 @@ def cut_torn_lines(run: Path) -> list[Torn]:
 
 
 def _cut(path: Path, is_good: Callable[[bytes], bool]) -> int:
-    """Cut a file after its last good line; return the bytes that were removed."""
+    """Truncate a file after its last good line; return the number of removed bytes."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size
@@ -67,10 +67,10 @@ def _cut(path: Path, is_good: Callable[[bytes], bool]) -> int:
 
 
 def _end_of_good(descriptor: int, size: int, is_good: Callable[[bytes], bool]) -> int | None:
-    """Return where the last good line ends, 0 in an empty file, None if there is none at the end of the file."""
+    """Return the end of the last good line; without one 0 for a file up to `_MOST_TORN_BYTES`, else None."""
     read_from, tail = size, b""
     while read_from > max(0, size - _MOST_TORN_BYTES):
-        begin = max(0, read_from - max(_BLOCK_BYTES, len(tail)))  # doubles, as lines may be long
+        begin = max(0, read_from - max(_BLOCK_BYTES, len(tail)))  # the block size doubles, because lines may be long
         tail = os.pread(descriptor, read_from - begin, begin) + tail
         read_from = begin
         end = len(tail)

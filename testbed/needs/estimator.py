@@ -8,8 +8,9 @@ The estimator gets one window at a time; within a window the cap does not change
 * The guest was throttled for an unknown time: the need is at least the usage.
 
 The estimator intersects the bounds of all windows. If the intersection becomes empty, the need has changed, and only
-the newest window counts. The estimate is the mean usage of the unthrottled windows. Without any, it is the declared
-need if that agrees with the bounds, and otherwise twice the lower bound: the next cap is higher, and shows more.
+the newest window counts. The estimate is the mean usage of the unthrottled windows. Without any, the estimate is the
+declared need if it agrees with the bounds, and otherwise twice the lower bound. The next cap is then higher, and its
+window gives tighter bounds.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ class Saved(Protocol):
     copying: set[tuple[int, str]]
 
     def illegal(self, event: Entry, wanted: str, reason: str) -> IllegalEventError:
-        """Return the error of an event that would make it `wanted`."""
+        """Return the error of an event that would change the job to `wanted`."""
 
 
 def change(job: Saved, event: ImagesDropped | Replicated) -> None:
-    """Apply an event; raises `IllegalEventError` if the job cannot go on from a copy."""
+    """Apply an event; raises `IllegalEventError` if the job cannot be restored from a copy."""
     if isinstance(event, Replicated):
         _replicate(job, event)
     else:
@@ -45,7 +45,7 @@ def _replicate(job: Saved, event: Replicated) -> None:
         case "repaired" if event.image in [image.name for image in job.images]:
             job.image_holders.add(copy)
             job.whole_copies.add(copy)
-        case "complete" if copy in job.image_holders:  # else it was dropped meanwhile
+        case "complete" if copy in job.image_holders:  # otherwise the copy was dropped meanwhile
             job.whole_copies.add(copy)
         case "used":
             saved_on, task = job.saved_on or (), event.task

@@ -1,4 +1,4 @@
-"""Decisions in the journal: written whole, read back, and made again bit for bit."""
+"""Conversion of decisions to and from journal entries, exact to the last bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.scheduling.policies.view import ClusterView, Decision, Event
 
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-# the columns of a view that have no gaps
+# the columns of a view without missing values
 _TYPES: Final = {
     "node_available": np.bool_, "job_id": np.int64, "submit_time_s": np.float64, "tasks": np.int64,
     "cpu_need_frac": np.float64, "mem_req_frac": np.float64, "virtual_time_s": np.float64, "state": np.int8,
@@ -22,12 +22,12 @@ _TYPES: Final = {
 
 
 def _given(values: Floats | None) -> tuple[float, ...]:
-    """Return a column that most views do not have."""
+    """Return an optional column for the journal, empty if the view does not have it."""
     return () if values is None else tuple(values.tolist())
 
 
 def _column(values: tuple[float, ...]) -> Floats | None:
-    """Return such a column of a recorded view."""
+    """Return an optional column of a journalled view, None if it is empty."""
     return np.array(values, dtype=np.float64) if values else None
 
 
@@ -66,7 +66,7 @@ def decision_event(
 
 
 def choice(decision: Decision) -> events.Choice:
-    """Return what a policy decided for the journal."""
+    """Return a policy's decision for the journal."""
     return events.Choice(task_node=tuple(decision.task_node.tolist()), yield_frac=tuple(decision.yield_frac.tolist()))
 
 

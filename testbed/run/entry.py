@@ -1,4 +1,4 @@
-"""The base of all entries of a journal, and fields that several kinds have."""
+"""The base of all journal entries, and fields that several kinds of entries have."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NodeName: TypeAlias = Annotated[str, about("name of the node")]
 TaskNodes: TypeAlias = Annotated[tuple[int, ...], about("node of each task, by number")]
 ActionNumber: TypeAlias = Annotated[int, about("number of the operation in this run")]
 VerbName: TypeAlias = Annotated[str, about("`start`, `cap`, `save`, `transfer`, `restore` or `migrate`")]
-Error: TypeAlias = Annotated[str, about("what went wrong, for a person")]
-LaterCode: TypeAlias = Annotated[str | None, about("why, as a code; this version does not write it")]
+Error: TypeAlias = Annotated[str, about("error message")]
+LaterCode: TypeAlias = Annotated[str | None, about("reason, as a code; this version does not write it")]
 ImageName: TypeAlias = Annotated[str, about("name of an image")]
-Reason: TypeAlias = Annotated[str, about("why, for a person")]
+Reason: TypeAlias = Annotated[str, about("reason, as a text")]
 
 
 class Entry(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True):

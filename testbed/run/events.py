@@ -1,6 +1,6 @@
 """Events of a run: one frozen Struct per kind of journal entry, with the meaning and the unit of each key.
 
-`testbed.run.journal` reads and writes them as JSON lines. `docs/journal.md` lists all kinds and keys; its list is
+`testbed.run.journal` reads and writes them as JSON lines. The list of all kinds and keys in `docs/journal.md` is
 generated from this module. Entries of older journals are upgraded on reading (`upgrade`). Entries of kinds that only a
 later version knows are read as `Unknown`; keys that only a later version knows are ignored.
 """
@@ -55,24 +55,24 @@ class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
 
     scenario: Annotated[str, about("name of the scenario")]
     policy: Annotated[str, about("name of the scheduling policy")]
-    run_tag: Annotated[str, about("hexadecimal digits in the names of all that the run creates")]
+    run_tag: Annotated[str, about("hexadecimal digits in the names of all guests and images of the run")]
     version: Annotated[int, about("version of the journal; 1 without this key")] = 1
 
 
 class Calibration(Entry, frozen=True, kw_only=True, tag="calibration"):
     """The dedicated rates of the jobs are known."""
 
-    core_units_per_s: Annotated[float | None, about("work of one core in a second, by its own measurement", "units/s")]
+    core_units_per_s: Annotated[float | None, about("work per second of one core, measured on its own", "units/s")]
     probed_units_per_s: Annotated[
         float | None,
         about(
-            "the same by the agents' probes meanwhile, their median (of earlier versions the mean); null if no agent "
-            "reported it",
+            "the same by the agents' probes during the measurement: their median (in earlier versions the mean); null "
+            "if no agent reported it",
             "units/s",
         ),
     ]
     units_per_core_s: Annotated[
-        dict[str, float], about("work of one task in a second on one core, by shape of the job", "units/s")
+        dict[str, float], about("work of one task per second and core, by shape of the job", "units/s")
     ]
 
 
@@ -82,48 +82,48 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: JobId
     submit_time_s: Annotated[float, about("time of its submission", "trace s")]
     tasks: Annotated[int, about("number of its tasks")]
-    cpu_need_frac: Annotated[float, about("CPU need of a task, as a share of a node")]
-    mem_req_frac: Annotated[float, about("memory requirement of a task, as a share of a node")]
+    cpu_need_frac: Annotated[float, about("CPU need of a task, as a fraction of a node")]
+    mem_req_frac: Annotated[float, about("memory requirement of a task, as a fraction of a node")]
     run_time_s: Annotated[float, about("run time on dedicated nodes", "trace s")]
     memory_mib: Annotated[int | None, about("memory of a task; journals before version 3 do not have it")] = None
     cpu_cores: Annotated[float | None, about("CPU need of a task; journals before version 3 do not have it")] = None
     estimate_s: Annotated[float | None, about("the user's estimate of the run time, if there is one", "trace s")] = None
-    urgent: Annotated[bool, about("whether others may be paused for it")] = False
-    program: Annotated[str | None, about("what its tasks run, if it is not the scenario's program")] = None
+    urgent: Annotated[bool, about("whether other jobs may be paused for it")] = False
+    program: Annotated[str | None, about("program of its tasks, if it is not the scenario's program")] = None
     weight: Annotated[float, about("its weight, under policies that know weights")] = 1.0
     least_yield_frac: Annotated[float, about("its guaranteed yield, under policies that know guarantees")] = 0.0
     true_need_frac: Annotated[
-        float | None, about("CPU need of a task that it really has, if it is not as declared; a share of a node")
+        float | None, about("real CPU need of a task, if it differs from the declared one; a fraction of a node")
     ] = None
 
 
 class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
-    """The replay of the trace begins; trace second 0 was `trace_s` trace seconds before."""
+    """The replay of the trace begins; trace second 0 was `trace_s` trace seconds before this entry."""
 
     jobs: Annotated[int, about("number of jobs in the trace")]
     trace: Annotated[tuple[TraceJob, ...], about("the jobs of the trace; older journals do not have them")] = ()
     nodes: Annotated[
         tuple[str, ...], about("names of the nodes, in the order of their numbers; journals before version 3 lack it")
     ] = ()
-    served: Annotated[bool, about("whether users give the lab more jobs, until an order to close")] = False
+    served: Annotated[bool, about("whether users submit jobs to the lab, until an order to close")] = False
 
 
 class Arrived(Entry, frozen=True, kw_only=True, tag="arrived"):
-    """A user of a served lab gave it a job."""
+    """A user submitted a job to a served lab."""
 
     arrival: Annotated[TraceJob, about("the job")]
-    by: Annotated[str, about("the user who gave it")]
+    by: Annotated[str, about("name of the user")]
     addresses: Annotated[tuple[str, ...], about("addresses of its guests, per task")]
 
 
 class Teardown(Entry, frozen=True, kw_only=True, tag="teardown"):
     """All jobs have ended, and the lab was taken down."""
 
-    elapsed_s: Annotated[float, about("how long that took")]
+    elapsed_s: Annotated[float, about("duration of the teardown")]
 
 
 class Clock(Entry, frozen=True, kw_only=True, tag="clock"):
-    """The wall clock at the end: compared with the anchor in the manifest, it shows whether the clock was set."""
+    """The wall clock at the end: a comparison with the anchor in the manifest shows whether the clock was set."""
 
     unix_ns: Annotated[int, about("Unix time")]
 
@@ -145,29 +145,31 @@ class Job(Entry, frozen=True, kw_only=True, tag="job"):
         str,
         about(
             "`submitted`, `running` (first chosen), `paused`, `resumed`, `moving`, `withdrawn` (its guests were lost), "
-            "`again` (it is to be run again), `done` or `failed`"
+            "`again` (it restarts), `done` or `failed`"
         ),
     ]
-    code: Annotated[str | None, about("why it failed, as one of the codes below; only of failed jobs")] = None
-    detail: Annotated[str | None, about("the nodes, or the reason, for a person")] = None
+    code: Annotated[str | None, about("failure code, one of the codes below; only of failed jobs")] = None
+    detail: Annotated[str | None, about("nodes or reason, as a text")] = None
     images_on: Annotated[
         tuple[int, ...], about("node of the image of each task, by number; only of jobs that run `again` from images")
     ] = ()
 
 
 class Stranded(Entry, frozen=True, kw_only=True, tag="stranded"):
-    """A job cannot be placed while nodes are lost, and is hidden from the policy; or can be placed again."""
+    """A job cannot be placed while nodes are lost, and is hidden from the policy; or it can be placed again."""
 
     job: JobId
-    code: Annotated[str | None, about("why, as one of the codes below; without it the job can be placed again")] = None
-    detail: Annotated[str | None, about("why, for a person")] = None
+    code: Annotated[
+        str | None, about("reason, as one of the codes below; without a code the job can be placed again")
+    ] = None
+    detail: Annotated[str | None, about("reason, as a text")] = None
 
 
 class Results(Entry, frozen=True, kw_only=True, tag="results"):
-    """The checksums of done jobs were compared with those of their work, computed by the controller."""
+    """The controller compared the checksums of done jobs with the checksums that it computed from their work."""
 
-    right: Annotated[int, about("number of jobs whose results are right")]
-    wrong: Annotated[dict[str, str], about("reasons of the others, by job")]
+    right: Annotated[int, about("number of jobs with right results")]
+    wrong: Annotated[dict[str, str], about("reasons for wrong results, by job")]
     unchecked: Annotated[dict[str, tuple[int, ...]], about("jobs that were not compared, by reason")]
 
 
@@ -197,7 +199,7 @@ class Intent(Entry, frozen=True, kw_only=True, tag="intent"):
     verb: VerbName
     job: JobId
     nodes: TaskNodes
-    yield_frac: Annotated[float, about("yield that it brings, as a share of the CPU need; 0 for none")]
+    yield_frac: Annotated[float, about("yield that it sets, as a fraction of the CPU need; 0 for none")]
     guests: Annotated[tuple[str, ...], about("names of the guests")]
     images: Annotated[
         tuple[str, ...], about("names of the images that it writes, copies or reads, per task; none before version 3")
@@ -205,17 +207,17 @@ class Intent(Entry, frozen=True, kw_only=True, tag="intent"):
 
 
 class NoRoom(Entry, frozen=True, kw_only=True, tag="no-room"):
-    """An operation on a job is not carried out, because a node has no room for its images."""
+    """An operation on a job is not carried out, because a node has no space for its images."""
 
     job: JobId
     verb: VerbName
     node: NodeIndex
-    needed_mib: Annotated[int, about("room that the images need")]
-    free_mib: Annotated[int, about("room that there is")]
+    needed_mib: Annotated[int, about("space that the images need")]
+    free_mib: Annotated[int, about("free space for images")]
 
 
 class Retry(Entry, frozen=True, kw_only=True, tag="retry"):
-    """An attempt of an operation failed, and is repeated."""
+    """An attempt of an operation failed; the operation is tried again."""
 
     action: ActionNumber
     job: JobId
@@ -230,7 +232,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     name: ImageName
     bytes: Annotated[int, about("its size")]
     digest: Annotated[str, about("its checksum")]
-    generation: Annotated[int, about("the life of the task that was saved; not before version 5")] = 0
+    generation: Annotated[int, about("generation of the guest that was saved; not before version 5")] = 0
 
 
 CANCELLED: Final = "cancelled"
@@ -246,15 +248,15 @@ class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
     job: JobId
     nodes: TaskNodes
     ok: Annotated[bool, about("whether it succeeded")]
-    error: Annotated[str | None, about("what went wrong, for a person; null if it succeeded")]
-    elapsed_s: Annotated[float, about("from the first command to the last answer")]
-    waited_s: Annotated[float, about("from the plan to the first command")]
+    error: Annotated[str | None, about("error message; null if it succeeded")]
+    elapsed_s: Annotated[float, about("time from the first command to the last answer")]
+    waited_s: Annotated[float, about("time from the plan to the first command")]
     bytes: Annotated[int, about("image bytes written, sent or read, or bytes sent by a live migration")]
     code: Annotated[
         str | None,
         about(
-            "why it failed: one of the codes below, `cancelled` (given up), `stays` (guests run where they were) or "
-            "`no-room` (for images); journals before version 3 do not have it"
+            "failure code: one of the codes below, `cancelled`, `stays` (guests run on their old nodes) or `no-room` "
+            "(for images); journals before version 3 do not have it"
         ),
     ] = None
     reason: Annotated[
@@ -265,25 +267,25 @@ class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
         ),
     ] = None
     images: Annotated[
-        tuple[Image, ...], about("the images that a save wrote, per task; journals before version 3 lack them")
+        tuple[Image, ...], about("images that a save wrote, per task; journals before version 3 lack them")
     ] = ()
     caps_cores: Annotated[tuple[float, ...], about("CPU caps in force after it, as read back, per task")] = ()
-    hold_s: Annotated[float | None, about("until the guest was held")] = None
-    hold_skew_s: Annotated[float | None, about("between the first and the last guest held, by the nodes' clocks")] = (
-        None
-    )
-    run_on_s: Annotated[float | None, about("until the guest stood still at the common iteration")] = None
-    write_s: Annotated[float | None, about("until the image was written")] = None
-    sync_s: Annotated[float | None, about("until the image was durable")] = None
-    release_skew_s: Annotated[
-        float | None, about("between the first and the last guest released, by the nodes' clocks")
+    hold_s: Annotated[float | None, about("time until the guest was held")] = None
+    hold_skew_s: Annotated[
+        float | None, about("time between the first and the last guest held, by the nodes' clocks")
     ] = None
-    downtime_s: Annotated[float | None, about("for which a guest stood still in a live migration")] = None
-    migrate_s: Annotated[float | None, about("until the guest had migrated live")] = None
+    run_on_s: Annotated[float | None, about("time until the guest stopped at the common iteration")] = None
+    write_s: Annotated[float | None, about("time until the image was written")] = None
+    sync_s: Annotated[float | None, about("time until the image was durable")] = None
+    release_skew_s: Annotated[
+        float | None, about("time between the first and the last guest released, by the nodes' clocks")
+    ] = None
+    downtime_s: Annotated[float | None, about("time for which a live migration stopped the guest")] = None
+    migrate_s: Annotated[float | None, about("time until the guest had migrated live")] = None
 
     @property
     def failure_code(self) -> str | None:
-        """Why it failed, as a code; that of a journal before version 3 follows from its text, as far as it does."""
+        """The failure code; for journals before version 3 it follows from the text of the error where possible."""
         if self.ok or self.code is not None:
             return self.code
         if self.error == "cancelled":
@@ -292,33 +294,34 @@ class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
 
 
 class Migration(Entry, frozen=True, kw_only=True, tag="migration"):
-    """One guest migrated live, or did not: then `error` says why, and the keys after it where the guest was."""
+    """One guest migrated live or failed to; a failure has an `error`, and the node that had the guest after it."""
 
     job: JobId
     task: Task
-    source: Annotated[int, about("number of the node that it left")]
-    target: Annotated[int, about("number of the node that it went to")]
-    error: Annotated[str | None, about("why it did not migrate, for a person")] = None
-    ended: Annotated[bool, about("whether the guest ended instead; it counts as at its target")] = False
-    at_source: Annotated[bool | UnsetType | None, about("whether the source had the guest then; null if unknown")] = (
-        UNSET
-    )
-    at_target: Annotated[bool | UnsetType | None, about("whether the target had the guest then; null if unknown")] = (
-        UNSET
-    )
+    source: Annotated[int, about("number of the source node")]
+    target: Annotated[int, about("number of the target node")]
+    error: Annotated[str | None, about("reason of the failure, as a text")] = None
+    ended: Annotated[bool, about("whether the guest ended instead; it counts as being on its target")] = False
+    at_source: Annotated[
+        bool | UnsetType | None, about("whether the source had the guest after a failure; null if unknown")
+    ] = UNSET
+    at_target: Annotated[
+        bool | UnsetType | None, about("whether the target had the guest after a failure; null if unknown")
+    ] = UNSET
     counted: Annotated[
-        bool | None, about("whether the source measured what follows; else times are upper bounds, bytes unknown")
+        bool | None,
+        about("whether the source measured the values below; otherwise times are upper bounds, bytes unknown"),
     ] = None
     bytes: Annotated[int | None, about("bytes sent")] = None
-    elapsed_s: Annotated[float | None, about("from the order until it ran at its new node")] = None
-    downtime_s: Annotated[float | None, about("for which it stood still")] = None
-    rounds: Annotated[int | None, about("passes over its memory")] = None
+    elapsed_s: Annotated[float | None, about("time from the order until the guest ran on its target")] = None
+    downtime_s: Annotated[float | None, about("time for which the guest was stopped")] = None
+    rounds: Annotated[int | None, about("passes over the guest's memory")] = None
 
 
 class FenceAwaited(Entry, frozen=True, kw_only=True, tag="fence-awaited"):
-    """A withdrawn job waits until guests of it have certainly ended on nodes that do not answer. Not before version 5.
+    """A withdrawn job waits until its guests have certainly ended on nodes that do not answer. Not before version 5.
 
-    Each node destroys them when their fence falls.
+    Each node destroys its guests when their fence falls.
     """
 
     job: JobId
@@ -327,7 +330,7 @@ class FenceAwaited(Entry, frozen=True, kw_only=True, tag="fence-awaited"):
 
 
 class Cleared(Entry, frozen=True, kw_only=True, tag="cleared"):
-    """All guests of a job that failed or was withdrawn are destroyed: it holds no memory. Not before version 3."""
+    """All guests of a failed or withdrawn job are destroyed: the job holds no memory. Not before version 3."""
 
     job: JobId
 
@@ -348,16 +351,16 @@ class Guest(Entry, frozen=True, kw_only=True, tag="guest", dict=True):
             "result is being checked), `done` or `failed`"
         ),
     ]
-    detail: Annotated[dict[str, object], about("what the agent reported with it, by name")]
+    detail: Annotated[dict[str, object], about("data that the agent reported with the event, by name")]
 
     @cached_property
     def typed(self) -> GuestDetail | None:
-        """Its detail with its types; None of a kind of event that this version does not know."""
+        """The detail as a typed object; None for a kind of event that this version does not know."""
         return known_detail(self.event, self.detail)
 
 
 class Node(Entry, frozen=True, kw_only=True, tag="node"):
-    """A node went away, came back, or has another agent."""
+    """A node is suspect or lost, has returned, or has a new agent."""
 
     node: NodeName
     online: Annotated[bool, about("whether the node can be used")]
@@ -367,57 +370,57 @@ class Node(Entry, frozen=True, kw_only=True, tag="node"):
 
 
 class Limit(Entry, frozen=True, kw_only=True, tag="limit"):
-    """An agent reached a bound on itself, or is below it again; at most once a minute."""
+    """An agent reached a bound on its own resources, or is below it again; at most once per minute."""
 
     node: NodeName
     what: Annotated[str, about("`memory` or `log`")]
     state: Annotated[str, about("`reached` or `left`")]
-    value_mib: Annotated[int, about("what the agent uses")]
+    value_mib: Annotated[int, about("present usage of the agent")]
     bound_mib: Annotated[int, about("the bound")]
 
 
 class SuspiciousAct(msgspec.Struct, frozen=True, kw_only=True):
-    """Acts of one kind of one node."""
+    """The suspicious acts of one kind by one node."""
 
     node: NodeName
     kind: Annotated[str, about("kind of the act, see [kinds](security.md#what-an-operator-sees)")]
-    what: Annotated[str, about("what was done, for a person; of the last act")]
+    what: Annotated[str, about("description of the last act")]
     unix_s: Annotated[float, about("Unix time of the last act")]
     count: Annotated[int, about("number of acts")]
 
 
 class Suspicious(Entry, frozen=True, kw_only=True, tag="suspicious"):
-    """Suspicious acts since the last entry of this kind."""
+    """Suspicious acts were found since the last entry of this kind."""
 
     acts: Annotated[tuple[SuspiciousAct, ...], about("the acts, by node and kind")]
 
 
 class Telemetry(Entry, frozen=True, kw_only=True, tag="telemetry"):
-    """An agent gave up samples, because too many waited for the bus."""
+    """An agent dropped samples, because too many waited for the bus."""
 
     node: NodeIndex
     dropped: Annotated[int, about("number of samples, since the last entry of this kind")]
 
 
 class Unsent(Entry, frozen=True, kw_only=True, tag="unsent"):
-    """An agent could not send at once: replies were lost until they were asked for again, events were sent later."""
+    """An agent could not send messages at once: replies had to be requested again, and events were sent later."""
 
     node: NodeIndex
     refused: Annotated[int, about("number of times, since the last entry of this kind")]
 
 
 class Welcome(Entry, frozen=True, kw_only=True, tag="welcome"):
-    """A node that had come back could not be asked for its guests and images."""
+    """A node that had returned did not report its guests and images."""
 
     node: NodeName
     error: Error
 
 
 class Returned(Entry, frozen=True, kw_only=True, tag="returned"):
-    """A node that had come back was asked for its guests and images. Not before version 3."""
+    """A node that had returned was asked for its guests and images. Not before version 3."""
 
     node: NodeName
-    reachable: Annotated[bool, about("whether it can be commanded; false if it went away again meanwhile")]
+    reachable: Annotated[bool, about("whether it can be commanded; false if it is offline again")]
     missing: Annotated[tuple[str, ...], about("names of images of this run that it does not have any more")] = ()
 
 
@@ -434,16 +437,16 @@ class Order(Entry, frozen=True, kw_only=True, tag="order"):
         str, about("`pause`, `continue`, `stop`, `close` (no more jobs), `drain` (a node) or `return` (a node)")
     ]
     node: Annotated[str | None, about("name of the node that is drained or returned; null for other orders")] = None
-    by: Annotated[str, about("who gave it: user and process, as the kernel of the controller's machine reports them")]
+    by: Annotated[str, about("user and process that gave it, as reported by the kernel of the controller's machine")]
 
 
 class ClockStarted(Entry, frozen=True, kw_only=True, tag="clock-started"):
-    """Trace time goes on after a pause: jobs that were saved for it run again. Not before version 4."""
+    """Trace time continues after a pause: jobs that were saved for it run again. Not before version 4."""
 
-    stood_still_s: Annotated[float, about("time for which it stood still")]
+    stood_still_s: Annotated[float, about("time for which trace time stood still")]
 
 
-# --- what records the run ----------------------------------------------------------------------------------
+# --- recording of the run ----------------------------------------------------------------------------------
 
 
 class RecorderFailed(Entry, frozen=True, kw_only=True, tag="recorder"):
@@ -468,11 +471,11 @@ Event: TypeAlias = (
 )  # fmt: skip
 
 KINDS: Final[Mapping[str, type[Entry]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
-"""Events by the word that stands for their kind in a journal."""
+"""The types of events, by the value of the key `kind` in a journal."""
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """An entry of a kind that this version does not know; `entry` is all of it."""
+    """An entry of a kind that this version does not know; `entry` has all its keys."""
 
     t_s: float
     trace_s: float
@@ -494,7 +497,7 @@ _ADDED: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 def kind_of(event: Known) -> str:
-    """Return the word that stands for the kind of an event in a journal."""
+    """Return the kind of an event, as in the key `kind` of a journal."""
     return event.kind if isinstance(event, Unknown) else str(event.__struct_config__.tag)
 
 

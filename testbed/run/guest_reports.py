@@ -1,4 +1,4 @@
-"""What the events of a job's guests change: progress, ends, and results."""
+"""Changes of a job's state by events of its guests: progress, ends, and results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HasGuests(Protocol):
 
 
 def hear(job: HasGuests, event: Guest) -> bool:
-    """Apply an event of a guest; return whether it fits the state of the job, else it changes nothing."""
+    """Apply an event of a guest; return whether it fits the job's state. Other events change nothing."""
     task = event.task
     if job.unchecked.get(task) == event.node and event.event in ("done", "failed"):
         del job.unchecked[task]

@@ -25,9 +25,9 @@ LOST: Final = "lost"
 
 @dataclass(slots=True)
 class NodeHistory:
-    """One node: `available` to the policy, `reachable` for commands; `reason` says why it is what it is.
+    """The state of one node: `available` to the policy, `reachable` for commands, and the `reason` of its standing.
 
-    The operator has `drained` a node that is to hold no guests. It can be commanded, and its images can be read.
+    A node that the operator has `drained` takes no guests. It can be commanded, and its images can be read.
     """
 
     name: str
@@ -38,12 +38,12 @@ class NodeHistory:
 
     @property
     def lost(self) -> bool:
-        """Whether it was away for too long."""
+        """Whether the node is lost: its agent was silent for too long."""
         return self.standing == LOST
 
     @property
     def available(self) -> bool:
-        """Whether the policy may use it."""
+        """Whether the policy may use the node."""
         return not self.lost and not self.drained
 
 
@@ -51,12 +51,12 @@ class NodeHistory:
 class History:
     """The state of a run after the events that were applied.
 
-    `active` are the jobs that were submitted and have not ended, in order of submission. `nodes` are by number.
-    `last_action` is the highest number of an operation, `resumes` counts the controllers after the first one.
-    `last_s` and `last_trace_s` are the times of the last event, `ended` says that the run is over, `aborted` why it
-    ended early. `standstill` is what the operator ordered for the whole run. A served lab is `closed` once it takes no
-    more jobs. `names` are those of the nodes, in the order of their numbers, for journals before version 3, which do
-    not have them.
+    `active` has the jobs that were submitted and have not ended, in order of submission. `nodes` are in the order of
+    their numbers. `last_action` is the highest number of an operation, `resumes` counts the controllers after the first
+    one. `last_s` and `last_trace_s` are the times of the last event. `ended` is true once the run is over, and
+    `aborted` is the reason if it ended early. `standstill` has the pauses of the operator and the times without a
+    controller. A served lab is `closed` once it takes no more jobs. `names` are the names of the nodes in the order of
+    their numbers, for journals before version 3, which do not have them.
     """
 
     names: Sequence[str] = ()
@@ -77,21 +77,21 @@ class History:
     _index: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make the nodes, all of them online."""
+        """Create the nodes, all of them online."""
         self.nodes = []
         self.name_nodes(self.names)
 
     def apply(self, event: events.Known) -> bool:
-        """Change the state by one event; return whether it counts: not that of a guest that does not fit its job.
+        """Apply one event; return whether it counts: an event of a guest that does not fit its job does not.
 
-        Raises `IllegalEventError` for one that contradicts those before it.
+        Raises `IllegalEventError` for an event that contradicts earlier ones.
         """
         counts = self._take(event)
         self.last_s, self.last_trace_s = event.t_s, event.trace_s
         return counts
 
     def name_nodes(self, names: Iterable[str]) -> None:
-        """Number the nodes in the order of their names; those that events have named before keep their state."""
+        """Number the nodes in the order of `names`; nodes that earlier events have named keep their state."""
         known = {node.name: node for node in self.nodes}
         self.nodes = [known.pop(name) if name in known else NodeHistory(name) for name in names]
         self.nodes += known.values()
@@ -107,7 +107,7 @@ class History:
 
     @property
     def flights(self) -> Mapping[int, JobHistory]:
-        """The jobs with an operation under way, by the number of the operation."""
+        """The jobs with an operation in progress, by the number of the operation."""
         return {job.flight.action: job for job in self.jobs.values() if job.flight is not None}
 
     def _take(self, event: events.Known) -> bool:
@@ -129,7 +129,7 @@ class History:
         return True
 
     def _take_other(self, event: events.Known) -> None:
-        """Apply an event that is about no job: of nodes, of the operator, and of the end of the run."""
+        """Apply an event that concerns no single job: of nodes, of the operator, of controllers, or the run's end."""
         match event:
             case events.Node():
                 self._node(event)
@@ -162,7 +162,7 @@ class History:
     def _order(self, event: events.Order) -> None:
         if self.replay is None or self.ended:
             word = f"order {event.order}"
-            reason = "expected a run whose replay goes on"
+            reason = "expected a run whose replay is in progress"
             raise IllegalEventError(word, event.t_s, None, "ended" if self.ended else "preparing", event.order, reason)
         if event.order in ("drain", "return"):
             if event.node not in self._index:
@@ -180,7 +180,9 @@ class History:
     def _resume(self, event: events.Resumed) -> None:
         if self.replay is None or self.ended:
             state = "ended" if self.ended else "preparing"
-            raise IllegalEventError("resumed", event.t_s, None, state, "running", "expected a run whose replay goes on")
+            raise IllegalEventError(
+                "resumed", event.t_s, None, state, "running", "expected a run whose replay is in progress"
+            )
         self.resumes += 1
         self.standstill.lose(event)
 
@@ -192,12 +194,12 @@ class History:
 
     @property
     def is_served(self) -> bool:
-        """Whether users give the jobs, instead of a trace."""
+        """Whether users submit the jobs, instead of a trace."""
         return self.replay is not None and self.replay.served
 
     @property
     def awaits_jobs(self) -> bool:
-        """Whether users may give more jobs."""
+        """Whether users may submit more jobs."""
         return self.is_served and not self.closed
 
     def _arrive(self, event: events.Arrived) -> None:
@@ -251,7 +253,7 @@ class History:
         node = self.nodes[self._number(event.node)]
         node.standing = event.standing or (ONLINE if event.online else LOST)
         node.reason = event.reason
-        # before version 3 the journal does not say when a node could be commanded again
+        # journals before version 3 do not record when a node could be commanded again
         node.reachable = event.online and self.version < _FIRST_WITH_CLEARED
 
     def _returned(self, event: events.Returned) -> None:

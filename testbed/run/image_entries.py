@@ -1,4 +1,4 @@
-"""The entries of copies of images: second copies on other nodes, and the removal of copies."""
+"""Journal entries about copies of images: second copies on other nodes, and the removal of copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPAIRED: Final = "repaired"
 
 
 class Replicated(Entry, frozen=True, kw_only=True, tag="replicated"):
-    """The image of a task of a saved job gets a second copy on another node (`images.replicas`), or is used there."""
+    """A second copy of a saved task's image on another node (`images.replicas`) begins, ends, or is used."""
 
     job: JobId
     task: Task
@@ -22,18 +22,18 @@ class Replicated(Entry, frozen=True, kw_only=True, tag="replicated"):
     state: Annotated[
         str,
         about(
-            "`begun`, `complete`, `failed` (the job goes on without it), `used` (the job is to be restored from it) or "
-            "`repaired` (it was damaged or missing at the node, and copied there again)"
+            "`begun`, `complete`, `failed` (the job continues without it), `used` (the job will be restored from it) "
+            "or `repaired` (the image was damaged or missing on the node, and was copied there again)"
         ),
     ]
     node: Annotated[int | None, about("number of the node with the copy; null if no node can take one")] = None
-    error: Annotated[str | None, about("why there is no copy, for a person")] = None
+    error: Annotated[str | None, about("reason why there is no copy, as a text")] = None
 
 
 class ImagesDropped(Entry, frozen=True, kw_only=True, tag="images-dropped"):
-    """All copies of the images of a job are to be deleted: they count as gone. Not before version 3."""
+    """All copies of a job's images will be deleted, and count as gone from now on. Not before version 3."""
 
     job: JobId
     images: Annotated[
-        tuple[str, ...], about("names of the images, if only these are to be deleted and newer ones stay")
+        tuple[str, ...], about("names of the images, if only these will be deleted and newer ones stay")
     ] = ()

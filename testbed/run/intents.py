@@ -1,4 +1,4 @@
-"""The intent of a decision for a job, and the operation on it that is under way."""
+"""The intent of a decision for a job, and the operation in progress on a job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """The operation on a job that is under way, since `begin_s` wall seconds of the run.
+    """The operation in progress on a job, since `begin_s` wall seconds of the run.
 
-    `nodes` are those of its intent, `writes` the copies of images that it makes, as (node, name), `arrived` the tasks
-    that have migrated live by now, `progressed` those that have made progress at its nodes, and `for_a_move` whether
-    the job was wanted to run when it began.
+    * `nodes`: the nodes of its intent, by task
+    * `writes`: the copies of images that it makes, as (node, name)
+    * `arrived`: the tasks that have migrated live so far
+    * `progressed`: the tasks that have made progress on their new nodes
+    * `for_a_move`: whether the last decision before it wanted the job to run
     """
 
     action: int

@@ -24,21 +24,23 @@ JobEvent: TypeAlias = (
 
 @dataclass(slots=True, kw_only=True)
 class JobHistory:
-    """One job. Times named `*_trace_s` are trace seconds, others wall seconds since the run began.
+    """The state of one job. Times named `*_trace_s` are trace seconds, others wall seconds since the run began.
 
-    Memory is held on `running_on` from the intent of a start or restore until the guests are gone, and on
-    `migrating_to`, too, until it is known where each guest of a live migration is. `image_holders` are the nodes that
-    have, or may have, copies of images, as (node, name), `whole_copies` those that were complete, `copying` the second
-    copies that were begun. `units_done` is what guests reported with their events; the progress of each second is in
-    the points of the run, `virtual_time_s` is that of the last decision, the last one of `decisions` that knew the job.
-    `word` is the state in its last `job` entry.
-    `unready` are the tasks whose guests are being created, or have not progressed since they were restored. `placed_s`
-    is when its guests were last ordered to be created, `left_s` when its last save was over. `was_done` says that it
-    ended well, even if its result was found wrong afterwards. `begun` is 0, or the number of the restart at which its
-    guests last started from the beginning: those have names of their own. `generation` numbers the lives of its guests:
-    it rises with each attempt to start, restore or migrate them, and is in all commands about them. `fenced_on` are the
-    nodes on which guests of the withdrawn job may still run. `blind` are the times without a controller while it was
-    active.
+    * `running_on`: nodes on which memory is held, from the intent of a start or restore until the guests are gone
+    * `migrating_to`: nodes that hold memory, too, until the location of each guest of a live migration is known
+    * `image_holders`: copies of images that exist or may exist, as (node, name); `whole_copies`: the complete ones;
+      `copying`: second copies that were begun
+    * `units_done`: work units that guests reported with their events; the points of the run have those of each second
+    * `decisions`: number of decisions that included the job; `virtual_time_s`: its virtual time at the last of them
+    * `word`: the state in its last `job` entry
+    * `unready`: tasks whose guests are being created, or have not progressed since their restore
+    * `placed_s`: time of the last order to create the guests; `left_s`: end of the last save
+    * `was_done`: whether the job ended successfully, even if a later check found its result wrong
+    * `begun`: 0, or the number of the restart at which the guests last started from the beginning, with new names
+    * `generation`: number of the guests' life, part of all commands about them; each attempt to start, restore or
+      migrate them increments it
+    * `fenced_on`: nodes on which guests of the withdrawn job may still run
+    * `blind`: times without a controller while the job was active
     """
 
     job: int
@@ -107,12 +109,12 @@ class JobHistory:
 
     @property
     def moving(self) -> bool:
-        """Whether its guests are being saved, or migrate live: they go on elsewhere, or later."""
+        """Whether its guests are being saved or migrated live, to continue later or elsewhere."""
         return self.phase is Phase.SAVING or self.migrating_to is not None
 
     @property
     def reschedulings(self) -> list[Interruption]:
-        """Its preemptions and migrations: its interruptions without those for a pause of the operator."""
+        """The preemptions and migrations of the job: its interruptions without pauses of the operator."""
         return [each for each in self.interruptions if each.is_rescheduling]
 
     @property
@@ -135,7 +137,7 @@ class JobHistory:
         return "paused" if self.wanted is None else "running"
 
     def places(self, task: int) -> frozenset[int]:
-        """Nodes at which a task holds memory: none, one, or two while it migrates live."""
+        """Return the nodes on which a task holds memory: none, one, or two while it migrates live."""
         return frozenset(nodes[task] for nodes in (self.running_on, self.migrating_to) if nodes and task < len(nodes))
 
     def on_node(self, node: int) -> tuple[int, ...]:
@@ -143,9 +145,10 @@ class JobHistory:
         return tuple(task for task in range(self.tasks) if node in self.places(task))
 
     def apply(self, event: JobEvent) -> bool:
-        """Change the state by one event about this job; return whether it counts.
+        """Apply one event about this job; return whether it counts.
 
-        An event of a guest that does not fit the state does not. Raises `IllegalEventError` and then changes nothing.
+        An event of a guest that does not fit the state does not count. Raises `IllegalEventError` for an event that
+        contradicts the state, which is then unchanged.
         """
         match event:
             case events.Stranded() | events.Doubt():
@@ -190,7 +193,7 @@ class JobHistory:
         self.cpu_need_frac, self.mem_req_frac = needs_frac
 
     def _tell_need(self, cpu_need_frac: float) -> None:
-        """Take another CPU need: the caps of its guests stay as they are, so that its yield is another, too."""
+        """Change the CPU need, and adjust the yield to it, because the caps of the guests stay unchanged."""
         before = self.cpu_need_frac
         if cpu_need_frac == before or before <= 0.0:
             return
@@ -203,21 +206,21 @@ class JobHistory:
     def miss(self, holders: set[tuple[int, str]]) -> None:
         """Remove copies of images that nodes do not have any more.
 
-        A node that was asked while a copy was being made may have it a moment later.
+        Copies in progress are kept: a node may complete a copy after its report.
         """
         gone = holders - self.copying - (frozenset() if self.flight is None else self.flight.writes)
         self.image_holders -= gone
         self.whole_copies -= gone
 
     def decide(self, wanted: Wanted | None) -> None:
-        """Apply the intent of a decision; tasks keep their nodes as far as they can."""
+        """Apply the intent of a decision; tasks keep their nodes as far as possible."""
         if wanted is not None and self.wanted is not None and wanted.nodes != self.wanted.nodes:
             wanted = Wanted(stable_nodes(self.wanted.nodes, wanted.nodes), wanted.yield_frac)
         self.wanted = wanted
         self._reschedule()
 
     def _reschedule(self) -> None:
-        """A job that was saved for a pause, and does not resume where it was, is preempted or migrated now."""
+        """Turn a pause into a preemption or migration if the job does not resume on its old nodes."""
         present, wanted = self.present, self.wanted
         if present is None or present.is_rescheduling or present.restore_begin_s is not None:
             return
@@ -285,7 +288,7 @@ class JobHistory:
             self.image_holders, self.whole_copies = set(), set()
 
     def _begin_again(self, event: events.Job) -> None:
-        """Forget what its guests did: they are gone. It starts from its images, or from the beginning."""
+        """Reset the progress of a job whose guests are gone; it restarts from its images or from the beginning."""
         images_on = event.images_on or None
         if images_on is None and event.detail == "from its last image":  # before version 3
             images_on = self.saved_on or self.been_last()
@@ -305,13 +308,13 @@ class JobHistory:
         self.live_refused, self.withdrawn, self.fenced_on = False, "", ()
 
     def been_last(self) -> tuple[int, ...] | None:
-        """Return where its tasks were saved last, None if they never were."""
+        """Return the nodes of the last save, by task; None if the job was never saved."""
         return next((each.saved_on for each in reversed(self.interruptions) if each.saved_on), None)
 
     # --- operations -----------------------------------------------------------------------------------------
 
     def _intend(self, event: events.Intent) -> None:
-        """An operation begins."""
+        """Apply the begin of an operation."""
         course, nodes = COURSES.get(event.verb), event.nodes
         if course is None:
             raise self.illegal(event, event.verb, f"expected one of {', '.join(COURSES)}")
@@ -344,7 +347,7 @@ class JobHistory:
             self.present.restore_begin_s = event.t_s
 
     def _retry(self) -> None:
-        """Guests that were created are destroyed, and created again."""
+        """Apply a new attempt of an operation: created guests are destroyed, and created again."""
         self.generation += self.flight is not None and self.flight.verb in _NEW_LIFE
         if self.flight is not None and self.flight.verb in _CREATING:
             self.unready = set(range(len(self.flight.nodes)))
@@ -352,7 +355,7 @@ class JobHistory:
                 told.clear()
 
     def _arrive(self, event: events.Migration) -> None:
-        """A guest has migrated live, or ended instead; one that did neither is where it was."""
+        """Apply the end of a guest's live migration: it has migrated, or has ended; after an error nothing changes."""
         if event.error is not None:
             return
         flight, task = self.flight, event.task
@@ -369,7 +372,10 @@ class JobHistory:
         self.flight = replace(flight, arrived=flight.arrived | {task})
 
     def _end(self, event: events.Outcome) -> None:
-        """The operation ended. What failed is undone, but for what only the loss of its guests can undo."""
+        """Apply the outcome of an operation; after a failure the job returns to its previous phase.
+
+        After a failed live migration both ends hold memory until the job is cleared, unless its guests stayed.
+        """
         flight, course = self.flight, COURSES.get(event.verb)
         if flight is None or course is None or (flight.action, flight.verb) != (event.action, event.verb):
             wanted = event.verb if course is None else course.after if event.ok else course.before
@@ -425,7 +431,7 @@ class JobHistory:
         )  # fmt: skip
 
     def _hold_images(self) -> None:
-        """Its images are where they were written: a node that came back before that was asked too early for them."""
+        """Record that the images are complete on their nodes, even if a node returned without them before that."""
         there = set(zip(self.saved_on or (), (image.name for image in self.images), strict=False))
         self.image_holders |= there
         self.whole_copies |= there
@@ -448,7 +454,7 @@ class JobHistory:
         return None if last is None or last.measured is not None else last
 
     def _account(self, event: events.Penalty) -> None:
-        """The account of an interruption is closed: it is complete, or cut off."""
+        """Close the account of the present interruption: it is complete, or cut off."""
         present = self.present
         what = "cut off" if isinstance(event, events.ReschedulingCutOff) else "complete"
         if present is None:
@@ -458,12 +464,12 @@ class JobHistory:
         present.measured = event
 
     def forget_accounts(self) -> None:
-        """Drop the interruptions that no later event refers to; those that are left do not count all any more."""
+        """Drop the interruptions to which no later event refers; after this, numbers of interruptions are too low."""
         saved = next((each for each in reversed(self.interruptions) if each.saved_on), None)
         self.interruptions = [each for each in self.interruptions if each in (saved, self.interruptions[-1])]
 
     def _clear(self, event: events.Cleared | events.FenceAwaited) -> None:
-        """Its guests are gone, or may still run on nodes that do not answer."""
+        """Apply that all guests are gone, or may still run on nodes that do not answer."""
         if self.flight is not None or not (self.phase is Phase.FAILED or self.withdrawn):
             raise self.illegal(event, "cleared", "expected a failed or withdrawn job without an operation under way")
         if isinstance(event, events.FenceAwaited):
@@ -475,12 +481,12 @@ class JobHistory:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase) -> None:
-        """Change the phase; a job that has ended meanwhile stays so."""
+        """Change the phase, unless the job has ended meanwhile."""
         if not self.ended:
             self.phase = phase
 
     def illegal(self, event: events.Entry, wanted: str, reason: str) -> IllegalEventError:
-        """Return the error of an event that would make it `wanted`."""
+        """Return the error of an event that would change the job to `wanted`."""
         word = str(event.__struct_config__.tag)
         match event:
             case events.Job():
@@ -497,7 +503,7 @@ class JobHistory:
 
 
 def _copies(event: events.Intent, sources: tuple[int, ...]) -> frozenset[tuple[int, str]]:
-    """Return the copies of images that an operation makes, as (node, name); those of a transfer are at `sources`."""
+    """Return the copies of images that an operation makes, as (node, name); `sources` are the nodes before it."""
     match event.verb:
         case "save":
             return frozenset(zip(event.nodes, event.images, strict=False))

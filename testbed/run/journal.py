@@ -1,7 +1,7 @@
 """The journal of a run as JSON lines: encodes events, and decodes those of any version.
 
-From version 5 on each line ends with the key `crc`, the CRC-32 of the line without that key. A line that a crash has
-cut off or damaged is thereby known, also where the disk has kept its length but not its content.
+From version 5 on each line ends with the key `crc`, the CRC-32 of the line without that key. The checksum reveals lines
+that a crash has cut off or damaged, even if the disk has kept their length but not their content.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def seal(line: bytes) -> bytes:
 
 
 def is_sealed(line: bytes) -> bool:
-    """Whether a line has a checksum; raises `BadEntryError` if that is not the checksum of the line."""
+    """Whether a line has a checksum; raises `BadEntryError` for a wrong checksum."""
     end = len(line) - line.endswith(b"\n")
     begin = end - _CRC_BYTES
     if line[begin : begin + len(_CRC)] != _CRC:
@@ -65,12 +65,12 @@ def is_sealed(line: bytes) -> bool:
 
 
 def plain(event: Known) -> dict[str, Any]:
-    """Return an event as JSON data, as a reader without types has it."""
+    """Return an event as untyped JSON data."""
     return cast("dict[str, Any]", json.loads(encode(event)))
 
 
 def decode(line: bytes | str) -> Known:
-    """Read a line of a journal of any version; raises `BadEntryError` for one that is no entry of a journal."""
+    """Decode a line of a journal of any version; raises `BadEntryError` for a line that is no journal entry."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -78,7 +78,7 @@ def decode(line: bytes | str) -> Known:
 
 
 def _decode_other(line: bytes | str) -> Known:
-    """Read a line that is no event of this version as it stands."""
+    """Decode a line that is not an event of this version in its present form."""
     try:
         data = json.loads(line)
     except RecursionError:
@@ -91,7 +91,7 @@ def _decode_other(line: bytes | str) -> Known:
 
 
 def convert(data: Mapping[str, Any]) -> Known:
-    """Read the JSON data of an entry of a journal of any version; raises `BadEntryError`."""
+    """Convert the JSON data of an entry of a journal of any version; raises `BadEntryError`."""
     kind = data.get("kind")
     if not isinstance(kind, str):
         raise BadEntryError("not an entry of a run's journal: no `kind`")
@@ -118,15 +118,15 @@ def never(_line: bytes) -> bool:
 def read_events(path: Path, skip: Callable[[bytes], bool] = never) -> Iterator[Known]:
     """Yield the events of the journal that grows at `path`, the file events.jsonl, one by one, with all its full parts.
 
-    Last lines that a crash has cut off or damaged are left out, with a warning. Lines for which `skip` holds are not
-    decoded. Raises `UserError` with the line's number for another line that is no entry of a journal, and for a file
+    Last lines that a crash has cut off or damaged are left out, with a warning. Lines for which `skip` returns true are
+    not decoded. Raises `UserError` with the line's number for any other line that is no journal entry, and for a file
     that cannot be read or is missing.
     """
     return read_lines(path, decode, skip)
 
 
 def read_lines(path: Path, read: Callable[[bytes], T], skip: Callable[[bytes], bool] = never) -> Iterator[T]:
-    """Yield what `read` returns for each line, as `read_events` does; it raises `BadEntryError` for a bad line."""
+    """Yield the result of `read` for each line, as `read_events`; `read` raises `BadEntryError` for a bad line."""
     try:
         for file in journal_parts(path).each():
             sealed = False
@@ -148,7 +148,7 @@ def read_lines(path: Path, read: Callable[[bytes], T], skip: Callable[[bytes], b
 
 
 def _check(line: bytes, *, sealed: bool) -> bool:
-    """Check a line's checksum; return whether it has one, which it must where those before it have (`sealed`)."""
+    """Check a line's checksum; return whether it has one. It must have one if earlier lines have (`sealed`)."""
     if is_sealed(line):
         return True
     if sealed:

@@ -13,14 +13,14 @@ Listener: TypeAlias = Callable[[events.Event], None]
 
 
 class Ledger:
-    """The history of a run that goes on, and its journal, to which `append` writes an event.
+    """The history of a run in progress, and its journal; `append` writes an event and returns its number.
 
-    `history` is the state after what is in the journal already.
+    `history` is the state after the events that are in the journal already.
 
     Listeners get each event that counts (see `History.apply`), in the order of the journal and of registration. An
-    event that a listener records is appended and applied at once, so that the state is never behind the journal;
-    listeners get it after the events before it, so that no listener is entered while it listens. `written` is the
-    number of the last entry.
+    event that a listener records is appended and applied at once, so that the state is never behind the journal.
+    Listeners get this event after all earlier ones, so that no listener is called recursively. `written` is the number
+    of the last entry.
     """
 
     def __init__(self, append: Callable[[events.Event], int], history: History | None = None) -> None:
@@ -38,8 +38,8 @@ class Ledger:
     def record(self, event: events.Event) -> bool:
         """Append an event, apply it, and send it to listeners; return whether it counts.
 
-        Raises `IllegalEventError` for one that contradicts those before it, which is in the journal then: it shows a
-        mistake of the controller.
+        Raises `IllegalEventError` for an event that contradicts earlier ones. The event stays in the journal, as
+        evidence of a bug in the controller.
         """
         self.written = self._append(event)
         counts = self.history.apply(event)

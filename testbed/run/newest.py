@@ -9,9 +9,9 @@ from testbed.run.parts import has_journal
 
 
 def begin_key(run: Path) -> tuple[str, float, str]:
-    """Order run directories by when they began: by the time in the name, else by when they were last written.
+    """Return a sort key of a run directory: the time in its name, or else the last write to its journal.
 
-    Names without a time come before all that have one.
+    Names without a time come before all names with a time.
     """
     stamp = run.name[:19]
     digits = stamp.replace("-", "").replace("T", "")

@@ -5,12 +5,12 @@ Such a file has one part that grows. The others are full: their lines never chan
 * The journal grows in `events.jsonl`; its full parts are renamed to `events.0001.jsonl`, `events.0002.jsonl`, …
 * Points grow in the last of `points.lp`, `points.2.lp`, `points.3.lp`, …
 
-A full part is later replaced by a compressed one with `.gz` behind its name. The compressed file appears whole, and the
-other is deleted after that: between the two, or after a crash, both are there with the same lines. The growing part of
-the journal is missing for the moment between the two renames of a rotation, and has no lines then.
+A full part is later replaced by a compressed one with `.gz` behind its name. The compressed file appears atomically,
+and the original is deleted afterwards. In between, or after a crash, both exist with the same lines. Between the two
+renames of a rotation, the growing part of the journal does not exist, and counts as empty.
 
-A part that is read to its end must be known to be full before that: its writer may append a line, and begin the next
-part, between the reader's last line and its question.
+A reader has to check whether a part is full before it reads the part to its end. With the reverse order, the writer may
+append a line and begin the next part between the last read and the check.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def packed(part: Path) -> Path:
 
 
 def exists(part: Path) -> bool:
-    """Whether a part is there, compressed or not."""
-    return part.exists() or packed(part).exists()  # in this order: it is compressed before the other is deleted
+    """Whether a part exists, compressed or not."""
+    return part.exists() or packed(part).exists()  # in this order: the original is deleted after its compression
 
 
 def open_part(part: Path) -> BufferedReader:
@@ -63,7 +63,7 @@ def size_bytes(part: Path) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """Return why a part could not be read, for a person."""
+    """Return the reason of a read error, as a text for people."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
@@ -71,8 +71,8 @@ def reason(error: BaseException) -> str:
 class Parts:
     """The parts of one file of lines, numbered from 1.
 
-    `path` is the file that its first lines are written to. With `renames` the lines after a rotation go to `path`, too,
-    and the full part has another name; else each part is written to a file of its own name.
+    The first lines are written to `path`. With `renames` a rotation renames the full part, and further lines go to
+    `path` again; otherwise each part is written to a file of its own name.
     """
 
     path: Path
@@ -90,7 +90,7 @@ class Parts:
         return self.path if self.renames else self.full(number)
 
     def is_full(self, number: int) -> bool:
-        """Whether a part is there and never grows again."""
+        """Whether a part exists and never grows again."""
         if self.renames:
             return exists(self.full(number))
         return packed(self.full(number)).exists() or exists(self.full(number + 1))
@@ -107,7 +107,7 @@ class Parts:
         return sorted(found)
 
     def open(self, number: int) -> BufferedReader:
-        """Open a part under whichever name it has; raises `FileNotFoundError` if it has none yet."""
+        """Open a part under its present name; raises `FileNotFoundError` if it does not exist yet."""
         while True:
             try:
                 return open_part(self.full(number))
@@ -122,10 +122,10 @@ class Parts:
                 continue  # the file was renamed since the first check
             if not self.is_full(number):
                 return file
-            file.close()  # maybe of a later part
+            file.close()  # the file may be a later part
 
     def each(self) -> Iterator[BufferedReader]:
-        """Open the parts in order, as far as they go now; each is closed when the next is asked for.
+        """Open all present parts in order; each is closed when the next one is requested.
 
         Raises `OSError` if there is none, and `UserError` if a part is missing between others.
         """

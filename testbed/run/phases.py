@@ -31,7 +31,7 @@ ENDED: Final = frozenset({Phase.DONE, Phase.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The phases of a job before an operation, during it, and after its success; a failed one leads back."""
+    """The phases of a job before an operation, during it, and after its success; a failure leads back to `before`."""
 
     before: Phase
     during: Phase
@@ -46,11 +46,11 @@ COURSES: Final[Mapping[str, Course]] = {
     "restore": Course(Phase.SAVED, Phase.RESTORING, Phase.RUNNING),
     "migrate": Course(Phase.RUNNING, Phase.MIGRATING, Phase.RUNNING),
 }
-"""By verb of the operation."""
+"""The phases of each operation, by its verb."""
 
 
 class IllegalEventError(TestbedError):
-    """An event that contradicts those before it: `event` on `job`, which is `state`, as it would become `wanted`."""
+    """An event that contradicts earlier ones: `event` would change `job` from `state` to `wanted`."""
 
     def __init__(self, event: str, t_s: float, job: int | None, state: str, wanted: str, reason: str) -> None:
         self.event = event

@@ -13,14 +13,14 @@ from testbed.run.journal import read_events
 from testbed.run.phases import IllegalEventError
 
 Listener: TypeAlias = Callable[[events.Known, History], None]
-"""Called with each event and the state after it. A listener may keep what it makes of them, but changes no state."""
+"""Called with each event and the state after it. A listener must not change the state."""
 
 
 def read_history(path: Path, names: Sequence[str] = (), *listeners: Listener) -> History:
     """Return the state after all events of events.jsonl; see `History` for `names`.
 
-    Raises `UserError` with the number of the entry for one that contradicts those before it, and where `read_events`
-    does.
+    Raises `UserError`, with the number of the entry, for an event that contradicts earlier ones, and the errors of
+    `read_events`.
     """
     history = History(names)
     for number, event in enumerate(read_events(path), 1):

@@ -30,9 +30,9 @@ _AFTER = {"pause": Hold.PAUSED, "continue": Hold.RESUMING, "stop": Hold.STOPPING
 class Standstill:
     """The standstills of a run. Times are wall seconds of the run; `since_s` is None without a pause.
 
-    `pauses` counts the orders to pause. `spans` are the standstills that are over, in order. `blind` are the times
-    without a controller, and `blind_since_s` is the beginning of one until the controller has recovered. One that lies
-    in a pause is part of that pause, and not in `spans`.
+    `pauses` counts the orders to pause. `spans` has the standstills that are over, in order. `blind` has the times
+    without a controller, and `blind_since_s` is the begin of the present one, until the run has recovered. A time
+    without a controller that lies in a pause is part of the pause, and not in `spans`.
     """
 
     hold: Hold = Hold.NONE
@@ -44,16 +44,16 @@ class Standstill:
 
     @property
     def blind_s(self) -> float:
-        """Time without a controller, as far as it is over."""
+        """Sum of the times without a controller that are over."""
         return sum(until_s - since_s for since_s, until_s in self.blind)
 
     def lose(self, event: events.Resumed) -> None:
-        """Note that the controller was lost, maybe again before it had recovered."""
+        """Record that the controller was lost, maybe again before the run had recovered."""
         if self.blind_since_s is None:
             self.blind_since_s = event.since_s
 
     def recover(self, event: events.Recovered) -> tuple[float, float]:
-        """Let trace time go on, unless the operator has paused the run; return the time without a controller."""
+        """Continue trace time, unless the operator has paused the run; return the time without a controller."""
         if self.blind_since_s is None:
             raise IllegalEventError(
                 "recovered", event.t_s, None, "running", "recovered", "expected a run that was resumed"
@@ -80,7 +80,7 @@ class Standstill:
             self.since_s = event.t_s
 
     def start(self, event: events.ClockStarted) -> None:
-        """Let trace time go on."""
+        """Continue trace time after a pause; raises `IllegalEventError` if no pause is about to end."""
         if self.hold is not Hold.RESUMING or self.since_s is None:
             raise IllegalEventError(
                 "clock-started", event.t_s, None, self.hold or "running", "running",
@@ -90,7 +90,7 @@ class Standstill:
         self.hold, self.since_s = Hold.NONE, None
 
     def within_s(self, begin_s: float, end_s: float) -> float:
-        """Return for how long trace time stood still between two moments, the later of which may be now."""
+        """Return how long trace time stood still between two moments; the later moment may be now."""
         since_s = self.blind_since_s if self.since_s is None else self.since_s
         spans = [*self.spans, *([] if since_s is None else [(since_s, end_s)])]
         return sum(max(0.0, min(end_s, until_s) - max(begin_s, since_s)) for since_s, until_s in spans)
@@ -102,5 +102,5 @@ class Standstill:
         return sum(until_s - since_s for since_s, until_s in pauses)
 
     def clock_s(self, t_s: float) -> float:
-        """Return a moment of the run without the standstills before it: trace time is linear in that."""
+        """Return a moment of the run minus all standstills before it: trace time is linear in this value."""
         return t_s - self.within_s(0.0, t_s)

@@ -1,4 +1,4 @@
-"""Follows a file of lines in parts while it grows, is continued in further parts, and these are compressed."""
+"""Follows a growing file of lines in parts, while parts are rotated and compressed."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ MAX_READ_BYTES = 1 << 20
 
 
 class Tail:
-    """Reads the whole lines of a file in parts, each once; the file may not be there yet.
+    """Reads the complete lines of a file in parts, each once; the file need not exist yet.
 
-    Begins at the first line, or with `back_bytes` inside the newest part, at most so many bytes before its end. A file
-    that was replaced or cut short begins again, from its first part.
+    The first line read is the first of the file, or with `back_bytes` a line of the newest part, at most this number of
+    bytes before its end. A file that was replaced or truncated is read again from its first part.
     """
 
     def __init__(self, parts: Parts, back_bytes: int | None = None) -> None:
-        self.grew_unix_s = 0.0  # when the part that is read last grew, Unix time; 0 if there is none
+        self.grew_unix_s = 0.0  # last write to the part that is read, Unix time; 0 if there is none
         self._parts = parts
         self._number = 1
         self._file: BufferedReader | None = None
         self._read_bytes = 0  # of this part
-        self._rest = b""  # of them, what is not yet a whole line
+        self._rest = b""  # the read bytes after the last complete line
         self._inside_line = False
         if back_bytes is not None:
             self._begin_near_end(back_bytes)
 
     def __del__(self) -> None:
-        """Close the part that is read."""
+        """Close the open part."""
         if self._file is not None:
             self._file.close()
 
     def read(self, max_bytes: int = MAX_READ_BYTES) -> tuple[list[bytes], bool]:
-        """Return the next whole lines without their breaks, and whether the file began again before them.
+        """Return the next complete lines without line breaks, and whether reading restarted before them.
 
-        About `max_bytes` are read, but always a whole line, and never more than the rest of one part. Raises `OSError`,
-        `EOFError` or `zlib.error` for a part that cannot be read; one that is not there yet has no lines.
+        About `max_bytes` are read, but always a complete line, and never more than the rest of one part. A part that
+        does not exist yet has no lines. Raises `OSError`, `EOFError` or `zlib.error` for a part that cannot be read.
         """
         again = self._begins_again()
         if again:
             self._go_to(1)
         while True:
-            is_full = self._parts.is_full(self._number)  # asked first: then a part without more lines is at its end
+            is_full = self._parts.is_full(self._number)  # before the read: a full part without more lines is at its end
             lines = self._next_lines(max_bytes)
             if lines or not is_full:
                 return lines, again
@@ -71,7 +71,7 @@ class Tail:
         return []
 
     def _begins_again(self) -> bool:
-        """Whether the part that is read is another file now, or shorter; a full part cannot be."""
+        """Whether the open part was replaced by another file or truncated; a full part cannot be."""
         if self._file is None or self._parts.is_full(self._number):
             return False
         mine = os.fstat(self._file.fileno())
@@ -82,7 +82,7 @@ class Tail:
         if mine.st_size < self._read_bytes:
             return True
         is_other = (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino)
-        return is_other and not self._parts.is_full(self._number)  # asked again: it may have been renamed in between
+        return is_other and not self._parts.is_full(self._number)  # again: a rotation may have renamed it meanwhile
 
     def _begin_near_end(self, back_bytes: int) -> None:
         self._number = max(1, max(self._parts.numbers(), default=0) + self._parts.renames)

@@ -1,1 +1,1 @@
-"""Scenario files: their schema, and the jobs that they name."""
+"""Scenario files: their schema, their validation, and the jobs of their workloads."""

@@ -16,7 +16,7 @@ _HOST_PATTERN_ALONE = rf"^({HOST_PATTERN}|[0-9a-f:.]+)$"
 
 
 class NodeMigrationTable(Table):
-    """The address of a node's hypervisor for the hypervisors of other nodes: needed for live migrations."""
+    """The address of a node's hypervisor for the hypervisors of other nodes, needed for live migrations."""
 
     host: Annotated[str, Field(pattern=_HOST_PATTERN_ALONE)] = key(
         REQUIRED, "Host name or address.", example="node-a.example"
@@ -35,22 +35,23 @@ class NodeTable(Table):
 
     name: Name = key(REQUIRED, "Name of the node.", example="node-a")
     cpus: Annotated[float, Field(ge=LEAST_NODE_CORES, le=MOST_NODE_CORES, allow_inf_nan=False)] = key(
-        1.0, "CPU capacity for guests; also a part of a core.", unit="cores"
+        1.0, "CPU capacity for guests; it may be a fraction of a core.", unit="cores"
     )
     memory_mib: Annotated[int, Field(gt=0, le=MOST_NODE_MEMORY_MIB)] = key(1024, "Memory for guests.", unit="MiB")
     driver: str = key(
         "process", "Driver of the guests: `process`, `libvirt`, `xen`, `docker`, or a plug-in, with its options."
     )
     spawn: bool = key(
-        True, "Whether the controller starts the agent on this machine. Otherwise the agent must be at the broker."
+        True,
+        "Whether the controller starts the agent on this machine. Otherwise the agent must be connected to the broker.",
     )
     image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = key(
         0, "Limit for images of saved guests on the disk of an agent that this scenario starts; 0: none.", unit="MiB"
     )
     cpu_set: tuple[Annotated[int, Field(ge=0, lt=MOST_NODE_CORES)], ...] = key(
         (),
-        "CPUs of this machine for the guests of the node; the default is all. Policies with shares need one CPU per "
-        "node with a part of a core, so that its guests compete.",
+        "CPUs of this machine for the guests of the node; the default is all. Under policies with shares, a node with "
+        "a fraction of a core needs one CPU, so that its guests compete.",
         example=[0, 1],
     )
     migration: NodeMigrationTable | None = None
@@ -117,7 +118,9 @@ class DeadlinesTable(Table):
     announce_s: Positive = key(20.0, "Time for all agents to appear at the broker.", unit="s")
     command_s: Positive = key(30.0, "Time for a command that transfers no memory.", unit="s")
     slowest_mib_per_s: Positive = key(
-        10.0, "Lowest expected throughput: a save, transfer or restore has the time that it takes at it.", unit="MiB/s"
+        10.0,
+        "Lowest expected throughput: the timeout of a save, transfer or restore is its duration at this throughput.",
+        unit="MiB/s",
     )
     node_silence_s: Positive = key(6.0, "Silence after which a node is suspect.", unit="s")
     node_lost_s: Positive = key(
@@ -126,7 +129,9 @@ class DeadlinesTable(Table):
         unit="s",
     )
     lease_ttl_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = key(
-        90.0, "Time for which agents keep guests of a silent controller, before `on_controller_loss` applies.", unit="s"
+        90.0,
+        "Silence of the controller after which its lease ends, and agents apply `on_controller_loss` to the guests.",
+        unit="s",
     )
     fence_s: Positive | None = key(
         None,
@@ -147,12 +152,12 @@ class DeadlinesTable(Table):
 
     @property
     def fence_for_s(self) -> float:
-        """The time for which a fence lets guests run without the controller."""
+        """The seconds for which a fence permits guests to run without the controller."""
         return self.fence_s if self.fence_s is not None else max(30.0, 2 * self.node_silence_s)
 
 
 class MigrationTable(Table):
-    """How a running job moves to other nodes."""
+    """The mechanism by which a running job moves to other nodes, and its limits."""
 
     mechanism: Literal["save-restore", "live", "cheaper"] = key(
         "save-restore",
@@ -167,8 +172,8 @@ class MigrationTable(Table):
     )
     transport: Transport = key(
         "tls",
-        "Connection between hypervisors: `tls` with certificates of the lab, or `tcp`, which anybody on the network "
-        "can read and change.",
+        "Connection between hypervisors: `tls` with certificates of the lab, or unprotected `tcp`, which anybody on "
+        "the network can read and change.",
     )
     budget_s_per_gib: Positive = key(
         60.0, "Most time of a live migration per GiB of guest memory, rounded up.", unit="s/GiB"
@@ -181,7 +186,7 @@ class ImagesTable(Table):
 
     replicas: Annotated[int, Field(ge=0, le=1)] = key(
         0,
-        "1: each image is copied to a second node, if one has room. A saved job whose node is lost, or whose image is "
-        'damaged, continues from the copy. With `on_node_loss = "restart"` nodes keep the last images of running jobs, '
-        "too.",
+        "1: each image is copied to a second node, if one has enough disk space. A saved job whose node is lost, or "
+        'whose image is damaged, continues from the copy. With `on_node_loss = "restart"` nodes also keep the last '
+        "images of running jobs.",
     )

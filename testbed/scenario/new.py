@@ -1,4 +1,4 @@
-"""A new scenario file as text, from a few answers."""
+"""Generator of a new scenario file from a few answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRIVERS = ("process", "libvirt", "docker")
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a new scenario needs to know: `trace` None is a synthetic workload, `jobs` are the first ones of a trace."""
+    """The parameters of a new scenario: without `trace` a synthetic workload, else the first `jobs` of the trace."""
 
     name: str
     driver: str = "process"
@@ -28,7 +28,7 @@ class Answers:
 
 
 def usable_drivers(exists: Callable[[str], bool] = os.path.exists) -> dict[str, str]:
-    """Return the drivers that this machine may run, each with a reason; `process` always is one."""
+    """Return the drivers that this machine can run, each with a reason; `process` is always included."""
     found = {"process": "needs nothing"}
     if exists("/usr/sbin/libvirtd") or exists("/usr/bin/virsh"):
         found["libvirt"] = "libvirt is installed" + (

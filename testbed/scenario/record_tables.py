@@ -1,4 +1,4 @@
-"""Tables of a scenario about what a run records."""
+"""Tables of a scenario about the recorded data of a run."""
 
 from __future__ import annotations
 

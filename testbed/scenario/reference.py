@@ -81,7 +81,7 @@ def json_schema() -> str:
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[Key]:
-    """Yield the keys of a table that are no tables themselves, in order."""
+    """Yield the keys of a table, in order, except nested tables."""
     for name, field in model.model_fields.items():
         if models_in([field.annotation]):
             continue
@@ -91,7 +91,7 @@ def keys_of(model: type[BaseModel]) -> Iterator[Key]:
 
 
 def all_tables() -> Iterator[tuple[str, type[BaseModel], bool]]:
-    """Yield each table with its path, and whether there may be several."""
+    """Yield each table with its path, its model, and whether it is an array of tables."""
     left: list[tuple[str, type[BaseModel], bool]] = [("", Scenario, False)]
     while left:
         path, model, many = left.pop(0)
@@ -113,7 +113,7 @@ def _type(field: FieldInfo) -> str:
 
 
 def _words(annotation: Any) -> str:
-    """Return a type in words of TOML."""
+    """Return the name of a type in the terms of TOML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{json.dumps(each)}`" for each in arguments)

@@ -1,4 +1,4 @@
-"""Scenario files: what to run, on what, how. Checked whole before anything is started."""
+"""The schema of scenario files: workload, lab and policies. A file is validated completely before a run starts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Scenario(Table):
 
     name: Name = key(REQUIRED, "Name of the scenario, part of the names of run directories.", example="my-lab")
     description: str = key("", "A sentence about the scenario, for lists and reports.")
-    lab: Name = key("local", "Name of the lab: only agents of this lab take part.")
+    lab: Name = key("local", "Name of the lab: a run uses the agents of this lab only.")
     policy: tuple[str, ...] = Field(
         min_length=1,
         description="Scheduling policies; several run one after the other. `testbed policies` lists their names.",
@@ -75,8 +75,8 @@ class Scenario(Table):
     )
     on_node_loss: Literal["fail", "restart"] = key(
         "fail",
-        "What happens to a job whose guests are lost with a node: it fails, or restarts, from its last image if there "
-        "is one. The former name is `on_guest_loss`.",
+        "Action for a job whose guests are lost with a node: the job fails, or restarts, from its last image if it has "
+        "one. The former name of this key is `on_guest_loss`.",
     )
     bound: BoundTable = BoundTable()
     images: ImagesTable = ImagesTable()
@@ -86,7 +86,7 @@ class Scenario(Table):
     run: RunTable = RunTable()
     influx: InfluxTable | None = None
     recorders: tuple[str, ...] = key(
-        (), "Plug-ins that get everything that a run records. A table `[influx]` adds `influx`.", example=["influx"]
+        (), "Plug-ins that get all records of a run. A table `[influx]` adds `influx`.", example=["influx"]
     )
     overheads: Annotated[str, Field(min_length=1, max_length=500)] | None = key(
         None,
@@ -166,18 +166,18 @@ def expected_words(mistake: ErrorDetails) -> str | None:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read and check a scenario file, or raise an error that names file, key, value and the expected value."""
+    """Read and check a scenario file; raises `UserError` with file, key, value and the expected value."""
     return check_scenario(read_toml(path, "a scenario"), path)
 
 
 def load_lab(path: Path) -> Scenario:
-    """Read a file of which only the lab is used: a scenario, or one without name, policy and workload."""
+    """Read the lab of a scenario file, in which name, policy and workload may be missing."""
     data = read_toml(path, "a scenario")
     return check_scenario({"name": path.stem.lower(), "policy": "FCFS", "workload": {}, **data}, path)
 
 
 def check_scenario(data: dict[str, object], path: Path) -> Scenario:
-    """Check the content of a scenario; `path` is for messages, and what its relative paths start from."""
+    """Check the content of a scenario; `path` is its file, for messages and relative paths."""
     try:
         scenario = Scenario.model_validate(data)
     except ValidationError as error:
@@ -186,12 +186,12 @@ def check_scenario(data: dict[str, object], path: Path) -> Scenario:
 
 
 def complete(scenario: Scenario, path: Path) -> Scenario:
-    """Return the scenario with its relative paths as paths from the folder of its file."""
+    """Return the scenario with relative paths resolved from the folder of its file."""
     tls_dir = scenario.broker.tls_dir
     if tls_dir is not None and not tls_dir.expanduser().is_absolute():
         broker = scenario.broker.model_copy(update={"tls_dir": path.parent / tls_dir})
         scenario = scenario.model_copy(update={"broker": broker})
-    if scenario.overheads is not None and ".toml" in scenario.overheads:  # perhaps with a # behind it
+    if scenario.overheads is not None and ".toml" in scenario.overheads:  # a suffix with # may follow the path
         scenario = scenario.model_copy(update={"overheads": str(path.parent / scenario.overheads)})
     trace = scenario.workload.trace
     if trace is not None and not trace.is_absolute():
@@ -222,7 +222,7 @@ def override(
 
 
 def check_time_scale(value: float, where: str) -> float:
-    """Return a valid time scale, or raise `InputError`."""
+    """Return the time scale if it is valid; raises `InputError`."""
     if not LEAST_TIME_SCALE <= value <= MOST_TIME_SCALE:
         raise InputError(where, "time_scale", value, f"a number from {LEAST_TIME_SCALE:g} to {MOST_TIME_SCALE:g}")
     return value

@@ -1,4 +1,4 @@
-"""All errors of a scenario file at once, each with its line."""
+"""Validation of a scenario file: reports all errors at once, each with its line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testbed.toml_lines import line_of
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An error in a file; `line` is 0 if it concerns no line."""
+    """An error in a file; `line` is 0 if the error has no line."""
 
     line: int
     text: str
@@ -29,7 +29,7 @@ class Finding:
 def validate(path: Path) -> list[Finding]:
     """Return all errors of a scenario file, in order of lines.
 
-    Without errors in its keys, the names of its policies and its jobs are checked: do they fit its nodes?
+    If its keys have no errors, the names of its policies are checked, and whether its jobs fit on its nodes.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ def _meaning(scenario: Scenario, path: Path, text: str) -> list[Finding]:
         except UserError as error:
             found.append(Finding(line_of(text, ("policy",)), str(error)))
     if scenario.workload.trace is None and scenario.workload.lublin is None:
-        return found  # the trace is to be given with --trace
+        return found  # the trace has to be given with --trace
     try:
         jobs = load_jobs(scenario, path)
     except UserError as error:

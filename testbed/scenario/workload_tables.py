@@ -1,4 +1,4 @@
-"""Tables of a scenario about jobs: where they come from, what they run, and who may submit them to a served lab."""
+"""Tables of a scenario about jobs: their source, their programs, and their submission to a served lab."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WorkloadTable(Table):
     )
     reading: str | None = key(
         None,
-        "How a log becomes jobs with needs: `testbed trace info` lists the readings. CSV traces need none.",
+        "Rule that derives jobs with needs from a log; `testbed trace info` lists the readings. CSV traces need none.",
         example="hpc2n",
     )
     segment: SegmentTable = SegmentTable()
@@ -101,13 +101,14 @@ class ProgramsTable(Table):
     )
     work: Literal["units", "cpu-time"] = key(
         "units",
-        "What a job has to do: `units` of work, or as much CPU time as these units take at the measured speed. With "
+        "Measure of a job's work: `units`, or the CPU time that these units take at the measured speed. With "
         "`cpu-time` jobs do not take longer on slower cores. Virtual machines support `units` only.",
     )
     profile: str | None = key(
         None,
-        "Real CPU needs over the work of a task, as parts of its need: all of it, then a quarter from half of the work "
-        "on. With a profile programs use no more CPU than their real need; without one they use all of their cap.",
+        "Real CPU needs during the work of a task, as fractions of its declared need: in the example the full need, "
+        "and a quarter of it from half of the work on. With a profile, programs use no more CPU than their real need; "
+        "without a profile they use all of their cap.",
         example="1,0.25@0.5",
     )
     check_results_s: Annotated[float, Field(ge=0, le=3600)] = key(
@@ -135,8 +136,8 @@ class SharesTable(Table):
     grant_s: ExchangePeriod = key(5.0, "Period after which the bank of a job distributes its shares.", unit="s")
     waits: Literal["layer", "traffic"] = key(
         "layer",
-        "How nodes know which task waits for which: by a layer below MPI, or by an estimate from network traffic where "
-        "that layer is missing.",
+        "Source of the knowledge which task waits for which: `layer`: a layer below MPI; `traffic`: an estimate from "
+        "network traffic where that layer is missing.",
     )
 
 

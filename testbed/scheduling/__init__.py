@@ -1,1 +1,1 @@
-"""Jobs and their traces, the policies that place them, and the simulated world."""
+"""Jobs and traces, scheduling policies, and the simulator."""

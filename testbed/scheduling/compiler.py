@@ -1,11 +1,11 @@
-"""Kernels: functions on arrays, written once, that run as they stand or compiled to machine code.
+"""Kernels: functions on arrays, written once, that run as plain Python or compiled to machine code.
 
-A function marked with `kernel` stays what it is: the *twin*, which needs nothing but numpy. `compiled(f)` is the same
-function, and every kernel that it calls, compiled by numba. Both produce the same bits: kernels sum in loops of
-their own (a library is free to choose the order), and nothing is compiled with relaxed arithmetic.
+A function marked with `kernel` is not changed: it is the *twin*, which needs nothing but numpy. `compiled(f)` is the
+same function, and every kernel that it calls, compiled by numba. Both produce the same bits: kernels sum in explicit
+loops (a library is free to choose the order), and nothing is compiled with relaxed arithmetic.
 
-Machine code is kept in the user's cache folder, under a digest of all that it comes from, so that a change of one
-kernel is never answered with old code of another.
+Machine code is stored in the user's cache folder, under a digest of the kernel and of the kernels that it calls.
+So outdated machine code is never loaded.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def kernel(function: F) -> F:
-    """Mark a function that `compiled` may compile; it may call other kernels, and what numba knows of numpy."""
+    """Mark a function that `compiled` may compile; it may call other kernels, and the numpy of numba."""
     setattr(function, _MARK, True)
     return function
 
 
 def lean_kernel(function: F) -> F:
-    """Mark a kernel that makes no array, but by slicing, and calls only such kernels; it returns numbers or nothing.
+    """Mark a kernel that makes no arrays but slices, calls only lean kernels, and returns numbers or nothing.
 
-    Compiled, it does not count references to its arguments, which costs more than many loops. Raises TypeError for a
-    return annotation that is not made of numbers: the returned object would have no owner.
+    When compiled, it does not count references to its arguments: counting costs more than many loops. Raises TypeError
+    for a return annotation other than numbers or None: the returned object would have no owner.
     """
     result = function.__annotations__.get("return")
     result = result.__name__ if isinstance(result, type) else str(result)
@@ -62,9 +62,9 @@ def lean_kernel(function: F) -> F:
 
 
 def bound(function: F, **others: Callable[..., Any]) -> F:
-    """Return a function with `others` in the place of its globals of these names: one loop for many policies.
+    """Return a copy of a function with its globals of these names replaced, so that one loop serves many policies.
 
-    A kernel with kernels is a kernel again, and the same one each time.
+    If all are kernels, the copy is a kernel, and equal arguments return the same object.
     """
     if all(map(is_kernel, (function, *others.values()))):
         return cast("F", _bound_kernel(function, tuple(sorted(others.items()))))
@@ -79,7 +79,7 @@ def _bound_kernel(function: Callable[..., Any], others: tuple[tuple[str, Callabl
 
 
 def _clone(function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
-    """Return the function with `names` among its globals."""
+    """Return a copy of the function with `names` among its globals."""
     clone = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
     clone.__defaults__ = function.__defaults__
     clone.__module__ = function.__module__
@@ -101,16 +101,16 @@ def can_compile() -> bool:
 def clock_ns(scratch: NDArray[np.int64]) -> int:
     """Return nanoseconds of the monotonic clock, for kernels that time a part of themselves.
 
-    `scratch` (2,) int64 is overwritten by the compiled form, which asks the C library.
+    `scratch` (2,) int64 is overwritten by the compiled form, which calls the C library.
     """
     del scratch
     return time.perf_counter_ns()
 
 
 def compiled(function: F) -> F:
-    """Return the compiled form of a kernel, made on its first call with new types, or loaded from the cache.
+    """Return the compiled form of a kernel; its first call with new types compiles it, or loads it from the cache.
 
-    Raises ImportError without numba and TypeError for a function that is no kernel.
+    Raises ImportError without numba and TypeError for a function that is not a kernel.
     """
     if not is_kernel(function):
         raise TypeError(f"{function.__qualname__} is not a kernel")
@@ -124,19 +124,19 @@ def fastest(function: F) -> F:
 
 
 def is_cached(function: Callable[..., Any]) -> bool:
-    """Whether this very kernel has been compiled before, in whatever process: its first call is quick."""
+    """Whether the cache has machine code of this version of a kernel, so that its first call does not compile."""
     return any((cache_folder() / _digest(function)).glob("**/*.nbc"))
 
 
 def cache_folder() -> Path:
-    """The folder of compiled kernels, each in a folder of its own."""
+    """Return the folder of compiled kernels, with one subfolder per kernel."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     return base / "dfrs-testbed" / "kernels"
 
 
 @cache
 def _writable_folder() -> Path:
-    """Return the cache folder, or one for this process alone where the user's cannot be written."""
+    """Return the cache folder, or a temporary folder of this process if the user's is not writable."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,10 +150,10 @@ def _writable_folder() -> Path:
 
 @cache
 def _digest(function: Callable[..., Any]) -> str:
-    """Digest what the machine code of a kernel depends on: its code, its constants, and the kernels that it calls.
+    """Return a digest of all that the machine code depends on: the kernel, its constants, the kernels that it calls.
 
-    And its module, which the machine code imports. So an edit elsewhere, or the same version installed again, leaves
-    what was compiled as it is.
+    The digest includes the module's name, as the machine code imports the module. An edit of other code, or a
+    reinstallation of the same version, does not change the digest.
     """
     digest = hashlib.sha256(sys.version.encode())
     for name in ("numba", "llvmlite", "numpy"):
@@ -180,7 +180,7 @@ def _code(code: CodeType) -> tuple[object, ...]:
 
 
 def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # 10 ms that only this needs
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # takes 10 ms, and only this function needs it
 
     try:
         return version(package)
@@ -189,7 +189,7 @@ def _version(package: str) -> str:
 
 
 def _compile(function: FunctionType) -> Callable[..., Any]:
-    import numba  # noqa: PLC0415  # half a second, and an extra
+    import numba  # noqa: PLC0415  # takes half a second, and is an extra
 
     lean = getattr(function, _LEAN, False)
     names = {name: value for name, value in function.__globals__.items() if name in _names(function)}
@@ -212,9 +212,9 @@ def _compile(function: FunctionType) -> Callable[..., Any]:
 
 
 def _forgive(dispatcher: Any) -> None:
-    """Take files of the cache that cannot be read as none, so that the code is made anew.
+    """Treat unreadable files of the cache as missing, so that the kernel is compiled again.
 
-    They may be damaged, or name types that are gone, such as the rules of a plug-in that was removed.
+    The files may be damaged, or refer to types that no longer exist, such as the rules of a removed plug-in.
     """
     file = dispatcher._cache._cache_file  # noqa: SLF001  numba has no public way
     file._load_index = partial(_read_or, file._load_index, {})  # noqa: SLF001
@@ -224,14 +224,14 @@ def _forgive(dispatcher: Any) -> None:
 def _read_or(read: Callable[..., Any], nothing: Any, *names: str) -> Any:
     try:
         return read(*names)
-    except Exception:  # noqa: BLE001  unpickling raises whatever the bytes make it raise
+    except Exception:  # noqa: BLE001  unpickling damaged bytes may raise any exception
         return copy(nothing)
 
 
 def _source(folder: Path) -> Path:
-    """Return a file that stands for a kernel's source: numba asks for its time, which must not change.
+    """Return a placeholder file for a kernel's source: numba checks its modification time, which must not change.
 
-    That of the true source does, by an edit of another function and by each installation.
+    The time of the real source changes with an edit of another function, and with each installation.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), (folder / "kernel.py").open("x") as file:
@@ -240,11 +240,11 @@ def _source(folder: Path) -> Path:
 
 
 def _native_clock() -> FunctionType:
-    """Return what numba compiles in the place of `clock_ns`, which needs the interpreter."""
-    from numba import types  # noqa: PLC0415  # half a second, and an extra
+    """Return the function that numba compiles in place of `clock_ns`, which needs the interpreter."""
+    from numba import types  # noqa: PLC0415  # takes half a second, and is an extra
 
-    # A name that the linker resolves may be cached with the machine code, unlike the address of a function. It is a
-    # global of the clone: what a closure holds becomes part of the key of the cache, and this is new each time.
+    # A name that the linker resolves may be cached with the machine code, unlike the address of a function. The name is
+    # a global of the clone: values in a closure become part of the cache key, and this object is new in each process.
     signature: Any = types.int32
     clock = types.ExternalFunction("clock_gettime", signature(types.int32, types.uintp))
     return FunctionType(_ask_clock.__code__, {**globals(), "_clock_gettime": clock})
@@ -256,7 +256,7 @@ def _ask_clock(scratch: Any) -> Any:
 
 
 def _clock_gettime(clock: int, timespec: int) -> int:
-    raise NotImplementedError(f"the C function stands here when compiled: {clock}, {timespec}")
+    raise NotImplementedError(f"the compiled form calls the C function instead: {clock}, {timespec}")
 
 
 def _names(function: FunctionType) -> set[str]:

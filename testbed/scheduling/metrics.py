@@ -29,7 +29,7 @@ def bounded_stretch(turnaround_s: ArrayLike, run_time_s: ArrayLike, tau_s: float
 
 
 def degradation_from_bound(stretches: ArrayLike, bound: float) -> float:
-    """Return max stretch / lower bound, no unit [RR 6.1]; 1 is the best that there can be.
+    """Return max stretch / lower bound, no unit [RR 6.1]; 1 is the best possible value.
 
     `bound` is `testbed.scheduling.bound.max_stretch.bound` of the same jobs, nodes and tau.
     """
@@ -40,8 +40,8 @@ def traffic_gb_per_s(tasks_moved: ArrayLike, mem_req_frac: ArrayLike, node_memor
     """Return the mean bandwidth of preemptions, or of migrations, in GB/s [RR Table 3].
 
     Sum over events of 2 * tasks * memory requirement * node memory, over `span_s`: every task that is paused
-    or migrated is written once and read once. One element per event: the tasks that it concerned, and their memory
-    requirement as a fraction of a node.
+    or migrated is written once and read once. Both arrays have one element per event: the number of its tasks, and the
+    memory requirement of each as a fraction of a node.
     """
     moved = np.asarray(tasks_moved, dtype=np.float64) * np.asarray(mem_req_frac, dtype=np.float64)
     return 2.0 * float(np.sum(moved)) * node_memory_gb / span_s
@@ -67,10 +67,10 @@ def normalised_underutilisation(
 ) -> float:
     """Return the integral of min(|P|, demand) - useful CPU, over the work: no unit [RR 6.4.1].
 
-    Two step functions on common steps: between `times_s[k]` and `times_s[k + 1]`, (K + 1,) and not
-    decreasing, `demand_cpu[k]` (K,) is the CPU need of all tasks of submitted and not completed jobs, and
-    `useful_cpu[k]` (K,) what is allocated to jobs that progress: none during a rescheduling penalty. Both in
-    nodes, `work` in node seconds. Raises ValueError for steps that do not agree.
+    Both are step functions on common steps between `times_s[k]` and `times_s[k + 1]`, (K + 1,) and not decreasing.
+    `demand_cpu[k]` (K,) is the CPU need of all tasks of submitted and not completed jobs. `useful_cpu[k]` (K,) is the
+    CPU allocated to jobs that progress: none during a rescheduling penalty. Both are in nodes, `work` in node seconds.
+    Raises ValueError if the lengths of the arrays do not agree, or if times decrease.
     """
     times = np.asarray(times_s, dtype=np.float64)
     demand = np.asarray(demand_cpu, dtype=np.float64)
@@ -114,7 +114,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean, sample standard deviation and maximum, as [RR] tables do; ValueError for no values."""
+    """Return mean, sample standard deviation and maximum, as in the tables of [RR]; raises ValueError for no values."""
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         raise ValueError("no values to summarise")
@@ -123,7 +123,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def kendall_tau(one: ArrayLike, other: ArrayLike) -> float | None:
-    """Return Kendall's tau-b of two rankings of the same things (n,), None where one of them is all ties."""
+    """Return Kendall's tau-b of two rankings of the same items (n,), None if all items of one are tied."""
     first, second = (np.sign(np.subtract.outer(values, values)) for values in map(np.asarray, (one, other)))
     untied = float(np.abs(first).sum() * np.abs(second).sum())
     return float((first * second).sum()) / sqrt(untied) if untied else None

@@ -1,4 +1,4 @@
-"""Tasks of a job are interchangeable: two multisets of nodes are matched so that as few tasks as possible move."""
+"""Matching of two multisets of nodes so that as few tasks as possible move: tasks of a job are interchangeable."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NOWHERE = -1
 
 @lean_kernel
 def match_nodes(current: Ints, wanted: Ints, counts: Ints, out: Ints) -> int:
-    """Write the nodes of `wanted`, by task, to `out`, so that as few tasks as possible leave `current`; count these.
+    """Write the nodes of `wanted` to `out`, by task, so that as few tasks as possible leave `current`; count these.
 
-    All are (T,) but `counts` (N,), zeros before and after. Tasks stay where they can, the first of several on a node;
-    the others take the nodes that are left, the lowest first. A `wanted` that is a permutation of `current` moves no
-    task. An empty `out` is left so: then tasks are counted alone.
+    All arrays are (T,) except `counts` (N,), which is 0 before and after. Tasks stay where they can, the first of
+    several on a node; the others take the remaining nodes, the lowest first. A `wanted` that is a permutation of
+    `current` moves no task. With an empty `out`, tasks that move are only counted.
     """
     writes = out.size > 0
     lowest = wanted[0]
@@ -55,7 +55,7 @@ def stable_nodes(current: Sequence[int], wanted: Sequence[int]) -> tuple[int, ..
 
     Only the multiset of nodes matters to a decision.
     """
-    import numpy as np  # noqa: PLC0415  # commands that match nothing start sooner
+    import numpy as np  # noqa: PLC0415  # commands that match no tasks start sooner
 
     nodes, places = np.unique([*current, *wanted], return_inverse=True)
     out = np.empty(len(wanted), dtype=np.int64)

@@ -2,8 +2,8 @@
 
 Shares are conserved. The giver books a transfer before it sends it, and repeats it until the receiver has answered. The
 receiver books each transfer once, by its number, and gives a repeated one the same answer. A refused transfer returns
-to the giver. So each share is in one account or in one transfer whatever messages are lost, repeated or late. The
-owner of an account keeps `state` where it outlives the owner, after each change and before a message leaves.
+to the giver. So each share is in one account or in one transfer, even if messages are lost, repeated or late. The
+owner of an account must persist `state` after each change, before it sends a message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from testbed.shares.state import AccountState, Received, Sent
 
 
 class Account:
-    """Books transfers; `owner` is the guest, or the bank, as the others call it."""
+    """An account that books transfers; `owner` is the name of its guest, or of the bank, in messages."""
 
     def __init__(self, owner: str, state: AccountState) -> None:
         self.owner = owner
@@ -32,11 +32,11 @@ class Account:
 
     @property
     def taken(self) -> dict[str, int]:
-        """The shares that this account has taken so far, by giver; of those that gave some."""
+        """The shares that this account has taken so far, by giver; givers of no shares are left out."""
         return {source: last.shares for source, last in self.state.received.items() if last.shares}
 
     def give(self, target: str, shares: int) -> Transfer | None:
-        """Book a transfer and return it, to be sent; None for no shares, or while an earlier one has no answer."""
+        """Book a transfer and return it, to be sent; None without shares, or while an earlier one has no answer."""
         last = self.state.sent.get(target, Sent())
         shares = min(shares, self.state.shares)
         if last.shares or shares <= 0:
@@ -54,7 +54,7 @@ class Account:
         return Transfer(source=self.owner, target=target, number=sent.number, shares=sent.shares)
 
     def take(self, transfer: Transfer, room: int) -> Receipt | None:
-        """Book what was given to this account, unless it exceeds `room`; return the answer, None to an old transfer."""
+        """Book a transfer to this account, refused above `room` shares; return the answer, None for an old transfer."""
         last = self.state.received.get(transfer.source, Received())
         if transfer.number == last.number + 1:
             taken = transfer.shares <= room
@@ -67,7 +67,7 @@ class Account:
         return Receipt(source=transfer.source, target=self.owner, number=last.number, taken=last.taken)
 
     def settle(self, receipt: Receipt) -> None:
-        """Take an answer; one that was taken before changes nothing."""
+        """Apply the answer to a transfer; a repeated answer changes nothing."""
         sent = self.state.sent.get(receipt.target, Sent())
         if receipt.number != sent.number or not sent.shares:
             return

@@ -1,7 +1,7 @@
 """Messages between the agents of a job's guests, sealed by a secret that only these agents and the controller have.
 
-The controller makes a new secret for each life of a job, so that no message of an earlier life is taken. A message is
-its seal, a blank, and a JSON object.
+The controller makes a new secret for each life of a job, so that messages of an earlier life are rejected. A message
+is its seal (HMAC-SHA-256 in hexadecimal digits), a space, and a JSON object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEAL_CHARS = 64
 
 
 class SealError(TestbedError):
-    """A message that none of the job's agents has sealed, or that is none."""
+    """A message that was not sealed with the job's secret, or that cannot be decoded."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True, tag="transfer", forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, tag="receipt", forbid_u
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True, tag="shortage", forbid_unknown_fields=True):
-    """What `source` is short of, for the bank `target`; the one with the highest number counts."""
+    """The shares that `source` requests from the bank `target`; the message with the highest number counts."""
 
     source: GuestName
     target: GuestName
@@ -55,13 +55,13 @@ _ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(ExchangeMessag
 
 
 def seal(secret: bytes, message: ExchangeMessage) -> bytes:
-    """Return a message as it is sent."""
+    """Return the sealed bytes of a message."""
     body = _ENCODER.encode(message)
     return _seal(secret, body) + b" " + body
 
 
 def unseal(secret: bytes, payload: bytes) -> ExchangeMessage:
-    """Return a message; raises `SealError` for one that was not sealed with this secret."""
+    """Return the message of sealed bytes; raises `SealError` if they were not sealed with this secret."""
     if len(payload) > MOST_BYTES:
         raise SealError(f"{len(payload)} bytes: expected at most {MOST_BYTES}")
     found, body = payload[:_SEAL_CHARS], payload[_SEAL_CHARS + 1 :]

@@ -1,7 +1,7 @@
-"""The exchange of one job's shares at one node: decided once per period, from what is known of its own guests.
+"""The exchange of one job's shares at one node, decided once per period from the CPU use of the node's own guests.
 
-Agents send the messages and repeat `unanswered` ones; each message is for the account that it names as its receiver:
-`target`, or `source` for a receipt.
+Agents send the messages, and repeat `unanswered` transfers. The receiver of a message is the account `target`, or
+`source` for a receipt.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Use:
 class NodeExchange:
     """Accounts of the job's guests on a node, and of its bank if this node keeps it.
 
-    `banked`: guests deal with the bank; else with the guests that they wait for. Guests do not withhold shares from
-    the bank, which they can ask for more, unless they are `capped`: then their shares are all that they can use, and
-    they give half. `total` are the job's shares: no account takes more, whoever offers it.
+    If `banked`, guests exchange shares with the bank, else with the guests that they wait for. Guests give all unused
+    shares to the bank, from which they can request more. If `capped`, their shares are all that they can use, and they
+    give half. `total` are the job's shares: no account accepts more.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class NodeExchange:
         self._capped = capped
         self.accounts = {owner: Account(owner, state) for owner, state in accounts.items()}
         self._banked = banked
-        self._short: dict[str, Shortage] = {}  # what guests have asked the bank for since its last grants
+        self._short: dict[str, Shortage] = {}  # requests to the bank since its last grants
 
     def shares(self) -> dict[str, int]:
         """Return the shares of the guests."""
         return {owner: account.shares for owner, account in self.accounts.items() if owner != BANK}
 
     def held(self) -> dict[str, int]:
-        """Return the shares of the guests with those that may still return: nobody else may have them here."""
+        """Return the shares of the guests with those that may still return: the node must keep capacity for them."""
         return {owner: account.held for owner, account in self.accounts.items() if owner != BANK}
 
     def exchange(self, uses: Mapping[str, Use], free: int, number: int) -> list[ExchangeMessage]:
-        """Begin a period, the `number`th: give what guests do not use, and ask for what they are short of.
+        """Begin the `number`th period: give the shares that guests do not use, and request those that they lack.
 
         `free` are the shares of the node that no guest has booked.
         """
@@ -70,9 +70,10 @@ class NodeExchange:
         return found
 
     def grant(self) -> list[ExchangeMessage]:
-        """Give what the bank has to those that are short, as it does every B seconds; nothing without the bank.
+        """Give the shares of the bank to guests that are short, once per B seconds; nothing without the bank.
 
-        Capped guests that nobody's cap holds back, as on a node that others keep busy, would otherwise give and give.
+        When no cap holds back a guest of the job, the bank gives all back in equal parts. Capped guests that something
+        else slows down, such as a busy node, would otherwise give away their caps bit by bit.
         """
         bank = self.accounts.get(BANK)
         if bank is None:
@@ -80,14 +81,14 @@ class NodeExchange:
         wanted = {guest: short.shares for guest, short in self._short.items()}
         self._short.clear()
         parts = grants(bank.shares, wanted)
-        if self._capped and wanted and not any(wanted.values()):  # caps hold back nobody: all get back the same
+        if self._capped and wanted and not any(wanted.values()):  # no cap holds back a guest: equal parts
             parts = dict.fromkeys(wanted, bank.shares // len(wanted))
         return [each for guest, part in sorted(parts.items()) for each in _given(bank, guest, part)]
 
     def hear(self, message: ExchangeMessage, free: int) -> list[ExchangeMessage]:
-        """Take a message for an account of this node; return what is to be sent in answer.
+        """Handle a message for an account of this node; return the messages to send in answer.
 
-        A guest takes what fits into the `free` shares of its node, a bank all that the job can have.
+        A guest accepts transfers up to the `free` shares of its node, and a bank up to all shares of the job.
         """
         match message:
             case Receipt() if message.source in self.accounts:

@@ -1,4 +1,4 @@
-"""What the owner of an account keeps: its shares, and the last transfer to and from each other account."""
+"""Persistent state of an account: its shares, and the last transfer to and from each other account."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from testbed.bus.numbers import Count
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The last transfer to another account; without an answer while it has shares."""
+    """The last transfer to another account; `shares` is not 0 while there is no answer."""
 
     number: Count = 0
     shares: Count = 0
 
 
 class Received(msgspec.Struct, frozen=True):
-    """The last transfer from another account, whether it was taken, and the shares of all that were taken so far."""
+    """The last transfer from another account, whether it was taken, and the sum of shares of all taken transfers."""
 
     number: Count = 0
     taken: bool = False
@@ -23,7 +23,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class AccountState(msgspec.Struct):
-    """All of an account. `shares` are those at hand; shares in transfers without an answer are beside them."""
+    """State of an account. `shares` does not include shares in transfers without an answer."""
 
     shares: Count
     sent: dict[str, Sent] = {}

@@ -1,17 +1,17 @@
-"""Which ranks another one waits for, from the seconds that it has waited for each."""
+"""The upstream ranks of a rank, from the seconds for which it has waited for each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-LEAST_OF_WAITS, LEAST_OF_PERIOD = 0.1, 0.01  # for less nobody is waited for
+LEAST_OF_WAITS, LEAST_OF_PERIOD = 0.1, 0.01  # thresholds: shorter waits do not count
 
 
 def upstream_ranks(before_s: Sequence[float], after_s: Sequence[float], period_s: float) -> list[int]:
-    """Return the ranks that were waited for in a period, from the waits for each since the rank began.
+    """Return the upstream ranks of a period, from the waits (R,) for each rank since the waiting rank began.
 
-    Another number of ranks at the begin of the period is that of another life. Waits that fell have begun again: those
-    of this period are not known, and count for nothing.
+    If the number of ranks differs, `before_s` is from another life of the job, and counts as 0. A wait that has fallen
+    was counted from 0 again: its part in this period is unknown, and counts as 0.
     """
     if len(before_s) != len(after_s):
         before_s = [0.0] * len(after_s)

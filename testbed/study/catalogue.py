@@ -1,4 +1,4 @@
-"""The catalogue of a folder of runs. The truth is in the run directories; the catalogue is read from them each time."""
+"""The catalogue of a folder of runs: read from the run directories each time, so it has no file that could be old."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNFINISHED, DONE, FAILED = "unfinished", "done", "failed"
 
 @dataclass(frozen=True, slots=True)
 class CataloguedRun:
-    """One run: `begun_unix_s` is when its replay began, `metrics` are those of its summary, empty without one."""
+    """One run: `begun_unix_s` is the begin of its replay, `metrics` are from its summary, empty if there is none."""
 
     path: Path
     scenario: str
@@ -38,7 +38,7 @@ class CataloguedRun:
         return self.path.name
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as data for JSON."""
+        """Return the run as data for JSON."""
         return {
             "run": self.name, "path": str(self.path), "scenario": self.scenario, "policy": self.policy,
             "state": self.state, "begun_unix_s": self.begun_unix_s, "jobs": self.jobs, "commit": self.commit,
@@ -47,7 +47,7 @@ class CataloguedRun:
 
 
 def read_catalogue(folder: Path) -> list[CataloguedRun]:
-    """Return the runs of a folder and of the folders in it, the oldest first; folders without a manifest are none."""
+    """Return the runs of a folder and of two levels below it, the oldest first; a run is a folder with a manifest."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: expected a folder of runs, such as runs")
     found = [run for path in _manifests(folder) if (run := read_run(path.parent)) is not None]
@@ -61,7 +61,7 @@ def _manifests(folder: Path) -> Iterator[Path]:
 
 
 def read_run(path: Path) -> CataloguedRun | None:
-    """Return one run, None if it has no readable manifest."""
+    """Return the run in a directory, None if there is no readable manifest."""
     manifest, summary, notes = (_data(path / name) for name in ("manifest.json", "summary.json", NOTES_FILE))
     scenario = manifest.get("scenario")
     if not isinstance(scenario, dict):
@@ -95,7 +95,7 @@ def _data(path: Path) -> dict[str, Any]:
 
 
 def annotate(run: CataloguedRun, *, tags: Sequence[str] | None = None, note: str | None = None) -> None:
-    """Write the tags and the note of a run into its directory; None keeps what is there."""
+    """Write the tags and the note of a run into its directory; None keeps the present value."""
     kept = {
         "tags": list(run.tags) if tags is None else sorted(set(tags)), "note": run.note if note is None else note
     }  # fmt: skip
@@ -132,10 +132,10 @@ def prunable(
     runs: Sequence[CataloguedRun], *, now_unix_s: float, keep: int | None, older_than_days: float | None,
     failed: bool,
 ) -> list[CataloguedRun]:  # fmt: skip
-    """Return the runs that a pruning removes: never tagged ones, and never unfinished ones, which may still go on.
+    """Return the runs that pruning removes: no tagged run and no unfinished run, which may still be running.
 
-    `keep` newest runs of each scenario and policy stay, and runs of less than `older_than_days`; with `failed`, only
-    failed runs are removed.
+    The `keep` newest runs of each scenario and policy stay, and so do runs that are not older than `older_than_days`.
+    With `failed`, only failed runs are removed.
     """
     groups: dict[tuple[str, str], list[CataloguedRun]] = {}
     for run in runs:
@@ -161,7 +161,7 @@ def remove(run: CataloguedRun) -> None:
 
 
 def find(runs: Sequence[CataloguedRun], text: str) -> CataloguedRun:
-    """Return the run that a path, a name, or the unique beginning of a name means; raises `UserError`."""
+    """Return the run for a path, a name, or the unique beginning of a name; raises `UserError`."""
     path = Path(text)
     if (path / "manifest.json").is_file() and (run := read_run(path)) is not None:
         return run

@@ -21,6 +21,6 @@ def __getattr__(name: str) -> object:
         import pytest  # noqa: PLC0415  # see above
     except ModuleNotFoundError as error:
         raise ImportError(f"{__name__}.{name} needs pytest: expected pip install 'dfrs-testbed[check]'") from error
-    # failed assertions then show their values, as those of test modules do
+    # with this, failed assertions of these modules show their values, as in test modules
     pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))
     return importlib.import_module(f"{__name__}.conformance").DriverConformance

@@ -1,9 +1,9 @@
-"""Checks of accuracy: enforced on a machine that had idle CPU time meanwhile, only reported on a busy one.
+"""Accuracy assertions: enforced if the machine had idle CPU time during the measurement, else only reported.
 
-The error of a CPU cap is a property of the testbed only while no other load takes the CPU time. `Window` reads the
-machine's counters during the whole measurement, as half a busy second is lost in the mean of a longer window.
-`Accuracy` compares: it fails the test if the machine was idle enough throughout; else it keeps a line with the reason
-why the figure was not judged.
+The error of a CPU cap is a property of the testbed only while no other load takes the CPU time. `Window` samples the
+machine's counters every half second, because the mean of a long window hides a short busy phase. `Accuracy` compares
+a figure with its bounds: it fails the test if the machine had idle time throughout; else it keeps a line with the
+reason why the figure was not judged.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Protocol
 
 import psutil
 
-NOT_JUDGED = "accuracy_not_judged"  # a property of reports, which also come from workers
+NOT_JUDGED = "accuracy_not_judged"  # a property of test reports, because reports also come from worker processes
 LEAST_IDLE_FRAC = 0.4  # of all CPU time of the machine: with less, a guest may have waited for a CPU
-LEAST_COUNTED_FRAC = 0.9  # of the time that passed, by the CPUs' own counters: with less, the machine was stopped
-MOST_STEAL_FRAC = 0.02  # of all CPU time: time that the machine's own hypervisor gave to others
+LEAST_COUNTED_FRAC = 0.9  # CPU time in the CPUs' counters over elapsed time: with less, the machine was stopped
+MOST_STEAL_FRAC = 0.02  # of all CPU time: steal time, which the machine's own hypervisor gave to other machines
 LOOK_EVERY_S = 0.5  # the counters have steps of 10 ms
 MOST_LATE_S = 0.5  # delay of a sample: with more, this process waited for a CPU
 
 
 class NotJudgedWarning(UserWarning):
-    """A figure was outside of its bounds on a busy machine, which gives no information about the driver."""
+    """A figure was outside of its bounds on a busy machine; this is no evidence about the driver."""
 
 
 class Judge(Protocol):
     """Decides whether a measurement was disturbed."""
 
     def busy(self) -> str:
-        """Return the cause of a disturbance, an empty string without one."""
+        """Return the cause of a disturbance, an empty string if there was none."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Look:
 
     at_s: float
     counted_s: float
-    """What all CPUs have counted, over their number."""
+    """CPU time of all CPUs, divided by their number."""
     idle_s: float
     steal_s: float
 
 
 def look() -> Look:
-    """Return the present values of the counters."""
+    """Return a sample of the counters."""
     found, cpus = psutil.cpu_times(), psutil.cpu_count() or 1
     counted_s = sum(found) - found.guest - found.guest_nice  # guest time is part of user time
     return Look(time.monotonic(), counted_s / cpus, (found.idle + found.iowait) / cpus, found.steal / cpus)
@@ -76,7 +76,7 @@ def disturbance(looks: Sequence[Look]) -> str:
 
 
 class Window:
-    """The time from its creation to each `busy`: whether the machine was too busy to judge accuracy."""
+    """A measurement window from its creation to each call of `busy`, which checks whether the machine was too busy."""
 
     def __init__(self) -> None:
         self._looks = [look()]
@@ -87,7 +87,7 @@ class Window:
     def busy(self) -> str:
         """Return why the machine was too busy since the window began, an empty string if it was not."""
         looks, now = list(self._looks), look()
-        # the last two samples are one interval, as a shorter one would be too coarse
+        # drop a sample that was taken just before: the counters are too coarse for so short an interval
         if len(looks) > 1 and now.at_s - looks[-1].at_s < LOOK_EVERY_S / 2:
             looks.pop()
         return disturbance([*looks, now])
@@ -100,7 +100,7 @@ def _watch(looks: list[Look], gone: threading.Event) -> None:
 
 @dataclass
 class Accuracy:
-    """The comparisons of one test."""
+    """Comparisons of one test's figures with their bounds; `not_judged` has the figures of busy windows."""
 
     test: str
     not_judged: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The suite for all drivers: the core, and each optional protocol that a driver implements."""
+"""The conformance suite for all drivers: the core, and each optional protocol that a driver implements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DriverConformance(
     SharesConformance,
     GuessesConformance,
 ):
-    """Inherit, and return the driver in `make`; `testbed.testing.suite.DriverSuite` lists the settings.
+    """Base class for the tests of a driver: override `make`; `testbed.testing.suite.DriverSuite` lists the settings.
 
     Tests of a protocol that the driver does not implement are skipped.
     """

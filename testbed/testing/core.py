@@ -18,7 +18,7 @@ from testbed.testing.live import HANG_S, until
 from testbed.testing.nodes import Node
 from testbed.testing.suite import DriverSuite
 
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,126}")  # of what nodes announce
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,126}")  # names and capabilities that nodes announce
 _DERIVED = {"start", "cap", "whole", *PROTOCOLS}  # capabilities that follow from the protocols
 
 MOST_CALIBRATIONS = 3
@@ -109,13 +109,13 @@ class CoreConformance(DriverSuite):
 
     def test_an_order_that_comes_too_late_fails_after_the_end_was_told(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            spec = self.spec("a", 1.0)  # speed: the test is about an order after the end
+            spec = self.spec("a", 1.0)  # speed: a short guest, because the test sends an order after its end
             await node.driver.start(spec, 1.0)
 
             async def go_on() -> None:
                 while True:
                     await node.driver.set_cap("a", 1.0)
-                    await asyncio.sleep(0.001)  # speed: between orders, of which the last fails
+                    await asyncio.sleep(0.001)  # speed: a short pause between orders, until one of them fails
 
             with pytest.raises(DriverError):
                 await asyncio.wait_for(go_on(), HANG_S)
@@ -161,7 +161,7 @@ class CoreConformance(DriverSuite):
 
     def test_calibration_gives_the_rate_of_guests(self, tmp_path: Path, accuracy: Accuracy) -> None:
         async def scenario(node: Node) -> None:
-            # other work, also that of a CPU of the same core, makes both rates lower, never higher
+            # other load, also on a sibling CPU of the same core, can only lower both rates: take the greatest of each
             window, calibrated, rate = Window(), 0.0, 0.0
             for _ in range(MOST_CALIBRATIONS):
                 calibrated = max(calibrated, await node.driver.calibrate(0.3))
@@ -170,7 +170,7 @@ class CoreConformance(DriverSuite):
                 await node.driver.stop("a")
                 if 0.75 <= calibrated / rate <= 1.33:
                     return
-            # a bound for any machine: both rates have the same unit and are of the same work
+            # a bound for any machine, however busy: both rates are of the same work in the same unit
             assert self.least_calibrated_frac < calibrated / rate < 4
             accuracy.check("calibrated rate over that of a guest", calibrated / rate, 0.75, 1.33, window)
 
@@ -192,7 +192,7 @@ class CoreConformance(DriverSuite):
             assert change_s <= change.begin_s <= change.end_s
             assert len(t_s) == len(cpu_s) == len(units) > 1
             assert t_s == sorted(t_s)
-            assert all(at_s >= step * every_s - 1e-3 for step, at_s in enumerate(t_s))  # none is early
+            assert all(at_s >= step * every_s - 1e-3 for step, at_s in enumerate(t_s))  # no sample is early
             accuracy.check("samples", len(t_s), self.watched_frac * for_s / every_s, for_s / every_s + 1, window)
             accuracy.check("the last sample", t_s[-1], for_s - 0.1, for_s + 0.5, window)
             assert cpu_s == sorted(cpu_s)
@@ -207,12 +207,12 @@ class CoreConformance(DriverSuite):
                 inside = [number for number, at_s in enumerate(t_s[:-1]) if from_s <= at_s <= to_s]
                 accuracy.check(f"samples at a cap of {cap_cores}", len(inside), 5, for_s / every_s, window)
                 if len(inside) < 2:
-                    continue  # this process was stopped, or the line above has failed
+                    continue  # this process was stopped for so long that samples are missing
                 first, last = inside[0], inside[-1]
                 used_s = cpu_s[last] - cpu_s[first]
-                if "cap:duty" not in node.capabilities:  # that one is this process's, which may be late
-                    # the CPU time is read between the time of its own sample and that of the next; 0.1 s is more than
-                    # the phase of two periods
+                if "cap:duty" not in node.capabilities:  # this process enforces duty caps, and may be late
+                    # a sample's CPU time is read between its own time and that of the next sample; 0.1 s is more than
+                    # two quota periods can add at the ends of the interval
                     assert used_s <= cap_cores * (t_s[last + 1] - t_s[first]) + 0.1, (cap_cores, used_s)
                 cores = used_s / (t_s[last] - t_s[first])
                 accuracy.check(f"cores at a cap of {cap_cores}", cores, 0.75 * cap_cores, cap_cores + 0.08, window)
@@ -226,7 +226,7 @@ class CoreConformance(DriverSuite):
         async def scenario(node: Node) -> None:
             await node.driver.start(self.spec("a"), 1.0)
             watching = asyncio.create_task(
-                node.watch(Watch(guests=("a",), every_s=0.02, for_s=120.0))  # the longest that there is
+                node.watch(Watch(guests=("a",), every_s=0.02, for_s=120.0))  # the longest watch that is allowed
             )
             await asyncio.sleep(0)
             await node.driver.stop("a")

@@ -1,4 +1,4 @@
-"""Tests for drivers that implement `GuessesWaits`: for whom a rank waits, as it is seen from outside."""
+"""Tests for drivers that implement `GuessesWaits`: estimates of waits for other ranks from network traffic."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class GuessesConformance(DriverSuite):
             await two.guessing.guess_waits(specs[1].guest, addresses)
             assert len(two.guessed_waits_s(specs[1].guest)) == 2
             await until(lambda: two.guessed_waits_s(specs[1].guest)[0] > 1.0, "a guess of waits for the first rank")
-            assert two.guessed_waits_s(specs[1].guest)[1] == 0, "nobody waits for itself"
+            assert two.guessed_waits_s(specs[1].guest)[1] == 0, "no rank waits for itself"
 
         self.on_nodes(tmp_path, 2, scenario, "traffic", "mpi")

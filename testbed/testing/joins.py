@@ -12,7 +12,7 @@ from testbed.testing.suite import DriverSuite
 
 
 class JoinsConformance(DriverSuite):
-    """Tests of `node_agent.drivers.protocol.Joins`, and of saves of its jobs."""
+    """Tests of `node_agent.drivers.protocol.Joins`, and of coordinated saves of MPI jobs."""
 
     def test_a_job_of_two_begins_together_and_ends_to_the_same_result_each_time(self, tmp_path: Path) -> None:
         async def scenario(one: Node, two: Node) -> None:
@@ -30,7 +30,7 @@ class JoinsConformance(DriverSuite):
         async def scenario(node: Node) -> None:
             with pytest.raises(DriverError, match="guest x"):
                 await node.joining.mpi_join("x", "session")
-            await node.joining.mpi_pass("x", "session", 1, (), last=True)  # it may have ended just now
+            await node.joining.mpi_pass("x", "session", 1, (), last=True)  # no error: the guest may have just ended
 
         self.on_nodes(tmp_path, 1, scenario, "mpi")
 

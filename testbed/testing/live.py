@@ -1,8 +1,8 @@
-"""Live tests that do not depend on the speed of the machine: endless work, throttled work, waiting for events.
+"""Helpers for live tests that do not depend on the machine's speed: endless work, throttled work, polling.
 
-A live test starts real guests or real programs. They must still be at work at every step of the test, on a machine that
-is slow or stalls for seconds. Their work is therefore endless (`ENDLESS_UNITS`), or finite and throttled by a CPU cap
-(`THROTTLED_CORES`) until the test lets it finish.
+A live test starts real guests or real programs. They must still be working at every step of the test, also on a machine
+that is slow or stalls for seconds. Their work is therefore endless (`ENDLESS_UNITS`), or finite and throttled by a CPU
+cap (`THROTTLED_CORES`) until the test lets it finish.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-ENDLESS_UNITS = 1 << 50  # more than any machine does while a test lasts; programs accept at most 2**53
+ENDLESS_UNITS = 1 << 50  # more work units than any machine does during a test; programs accept at most 2**53
 THROTTLED_CORES = 0.02  # a second of work takes 50 s
-HANG_S = 900.0  # a test that waits longer hangs; no result depends on the speed of the machine
+HANG_S = 900.0  # timeout after which a test hangs; so long that no result depends on the speed of the machine
 _POLL_S = 0.02
 
 

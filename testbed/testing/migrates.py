@@ -1,4 +1,4 @@
-"""Tests for drivers that implement `Migrates`: guests migrate to another node while they work."""
+"""Tests for drivers that implement `Migrates`: live migration of guests to another node."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class MigratesConformance(DriverSuite):
             await here.until("a", "progress")
             cap_cores = 1.5 * self.throttled_cores
             with pytest.raises(DriverError, match="guest a"):
-                await there.migrating.adopt(spec, cap_cores)  # it is not there
+                await there.migrating.adopt(spec, cap_cores)  # no guest has arrived yet
             report = await here.migrating.migrate("a", self.destination(there), HANG_S, HANG_S)
             assert here.state("a") is None
-            await there.migrating.adopt(spec, cap_cores)  # it had no cap there before, and may be done
+            await there.migrating.adopt(spec, cap_cores)  # the guest had no cap there before, and may be done
             caps = [sample.cap_cores for sample in there.driver.sample()]
             assert caps == [pytest.approx(cap_cores)] or "done" in there.events("a")
             assert report.bytes > 0

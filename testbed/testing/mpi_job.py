@@ -1,4 +1,4 @@
-"""The controller's part of MPI jobs for tests of drivers: barriers of ranks, in one or several drivers."""
+"""The controller's part of MPI jobs in tests of drivers: barriers of ranks, in one or several drivers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Entered(msgspec.Struct):
 
 
 class MpiJob:
-    """One life of a job: `hear` takes the events of its guests, `join` starts their ranks."""
+    """One life of a job: `hear` processes the events of its guests, `join` starts their ranks."""
 
     def __init__(self, members: Sequence[tuple[Joins, GuestSpec]]) -> None:
         self.session = os.urandom(8).hex()
@@ -30,7 +30,7 @@ class MpiJob:
         self._passing: set[asyncio.Task[None]] = set()
 
     def hear(self, driver_event: DriverEvent) -> None:
-        """Take an event `mpi-barrier`."""
+        """Process an event `mpi-barrier`: enter the barrier, and let the ranks pass once all have entered."""
         if driver_event.guest not in self._members or driver_event.detail["session"] != self.session:
             return
         detail = msgspec.convert(driver_event.detail, _Entered)
@@ -44,7 +44,7 @@ class MpiJob:
         task.add_done_callback(self._passing.discard)
 
     def moved(self, guest: str, driver: Joins) -> None:
-        """Note that a guest is on another node now."""
+        """Record that a guest is on another node, with this driver."""
         self._members[guest] = driver, self._members[guest][1]
 
     async def _pass(self, guests: Sequence[str], number: int) -> None:
@@ -52,5 +52,5 @@ class MpiJob:
             await self._members[guest][0].mpi_pass(guest, self.session, number, self.barriers.keys, last=True)
 
     async def join(self) -> None:
-        """Start all ranks; return when they have their memory."""
+        """Start all ranks; return once they have allocated their memory."""
         await asyncio.gather(*(driver.mpi_join(guest, self.session) for guest, (driver, _) in self._members.items()))

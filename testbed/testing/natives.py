@@ -24,15 +24,15 @@ class NativesConformance(DriverSuite):
                 assert report.elapsed_s >= seconds
                 assert report.units > 0
                 assert report.cpu_s > 0
-                if "cap:duty" not in node.capabilities:  # that one is this process's, which may be late
-                    assert report.cpu_s <= cap_cores * report.elapsed_s + 0.1  # more than the phase of two periods
+                if "cap:duty" not in node.capabilities:  # this process enforces duty caps, and may be late
+                    assert report.cpu_s <= cap_cores * report.elapsed_s + 0.1  # s: more than two quota periods can add
                 accuracy.check(f"seconds, {cap_cores} cores", report.elapsed_s, seconds, 2 * seconds, window)
                 cores = report.cpu_s / report.elapsed_s
                 accuracy.check(f"cores of {cap_cores}", cores, 0.75 * cap_cores, cap_cores + 0.08, window)
             ratio = (capped.units / capped.cpu_s) / (free.units / free.cpu_s)
-            assert 1 / 4 < ratio < 4, "a cap takes CPU time, and changes nothing in how fast the work is meanwhile"
+            assert 1 / 4 < ratio < 4, "a cap limits CPU time, and does not change the work done per second of CPU time"
             accuracy.check("units in a second of CPU time, with and without a cap", ratio, 0.67, 1.5, window)
-            assert node.driver.sample() == []  # they are no guests
+            assert node.driver.sample() == []  # native programs are no guests
             assert node.driver_events == []
             with pytest.raises(DriverError, match="work units were done"):
                 await node.running_native.native(self.spec("x", 0.05).program, HANG_S, 0.0)
@@ -45,7 +45,7 @@ class NativesConformance(DriverSuite):
             report = await node.running_native.native(self.job(2)[0].program, 1.0, 0.0)
             assert report.units > 0
             assert report.elapsed_s >= 1.0
-            assert node.driver.sample() == []  # they are no guests
+            assert node.driver.sample() == []  # native programs are no guests
             assert node.driver_events == []
 
         self.on_nodes(tmp_path, 1, scenario, "native", "mpi")

@@ -1,4 +1,4 @@
-"""A driver under test, used as an agent uses it."""
+"""A node for tests of drivers: it calls the driver as an agent does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POLL_S = 0.02
 
 @dataclass
 class Node(Abilities):
-    """An open driver, and all events of its guests."""
+    """A driver, and the events of its guests."""
 
     driver: Driver
     budget: NodeBudget
@@ -48,7 +48,7 @@ class Node(Abilities):
 
     @property
     def whole(self) -> bool:
-        """Whether its images hold guests with all that runs in them."""
+        """Whether images hold complete guests, with all processes in them."""
         return "whole" in self.capabilities
 
     def meter(self, guest: str) -> Meter:
@@ -62,7 +62,7 @@ class Node(Abilities):
         return msgspec.convert(await watch(action, meters, self.driver.set_cap, in_loop=in_loop), Watched)
 
     def hear(self, driver_event: DriverEvent) -> None:
-        """Take an event of a guest."""
+        """Process an event of a guest."""
         if driver_event.event == MPI_BARRIER:
             for job in self.mpi_jobs:
                 job.hear(driver_event)
@@ -102,16 +102,16 @@ class Node(Abilities):
         return next(sample.share_cores for sample in self.driver.sample() if sample.guest == guest)
 
     def guessed_waits_s(self, guest: str) -> tuple[float, ...]:
-        """Return the guess for how long a guest has waited for each rank, as it is now."""
+        """Return the present estimate of the seconds that a guest has waited for each rank."""
         return next(sample.guessed_waits_s for sample in self.driver.sample() if sample.guest == guest)
 
     async def cpu_s(self, guest: str) -> float:
-        """Return the CPU time that a guest has used by now."""
+        """Return the CPU time in seconds that a guest has used so far."""
         await self.driver.refresh()
         return next(sample.cpu_s for sample in self.driver.sample() if sample.guest == guest)
 
     async def work(self, guest: str, cpu_s: float) -> float:
-        """Wait until a guest has used at least `cpu_s` more CPU time; return the amount."""
+        """Wait until a guest has used at least `cpu_s` more seconds of CPU time; return the amount used."""
         async with asyncio.timeout(HANG_S):
             begin_s = await self.cpu_s(guest)
             while (used_s := await self.cpu_s(guest) - begin_s) < cpu_s:  # noqa: ASYNC110  # a counter sets no event
@@ -119,7 +119,7 @@ class Node(Abilities):
         return used_s
 
     async def rate(self, guest: str, cpu_s: float) -> float:
-        """Return a guest's work units per second of its CPU time, measured for at least `cpu_s`."""
+        """Return a guest's work units per second of its CPU time, measured over at least `cpu_s` of CPU time."""
         meter = self.meter(guest)
 
         async def told() -> Reading:

@@ -41,7 +41,7 @@ class SavesConformance(DriverSuite):
             await node.driver.start(self.spec("b"), 1.0)
             released = await node.work("b", 0.5)
             held = await node.cpu_s("a") - begin_s
-            assert held < 0.1 * released, "CPU time of a guest that is held, and of one that is not"
+            assert held < 0.1 * released, "a held guest used CPU time"
             await node.driver.stop("b")
             assert node.events("a") == []
             await node.saving.release("a")
@@ -86,7 +86,7 @@ class SavesConformance(DriverSuite):
             image = node.budget.image_dir / "a.img"
             assert await node.driver.finished_save("a", at, image) is None
             report = await node.saving.save("a", at, image)
-            found = await node.driver.finished_save("a", at, image)  # None where files do not show it, as with Xen
+            found = await node.driver.finished_save("a", at, image)  # None if files cannot show it, as with Xen
             assert found is None or (found.bytes, found.digest) == (report.bytes, report.digest)
 
         self.on_nodes(tmp_path, 1, scenario, "save")

@@ -1,4 +1,4 @@
-"""The basis of a driver's tests: settings, nodes, endless and throttled guests, and jobs of them."""
+"""The base class of driver tests: settings, nodes, endless and throttled guests, and MPI jobs."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ Members = Sequence[tuple[Node, GuestSpec]]
 class DriverSuite:
     """Settings to override, and common steps of a driver's tests.
 
-    A test that acts on a guest gives it endless work, or `throttled_s` seconds of work that it starts throttled: such
-    a guest is at work for longer than any test takes, until `finish` raises its cap.
+    A test that acts on a guest gives it endless work, or `throttled_s` seconds of work under a very low cap. Such a
+    guest works for longer than any test takes, until `finish` raises its cap.
     """
 
     lacks: frozenset[str] = frozenset()
-    """Abilities of the driver's class that it lacks where the tests run, such as `save`, `live`, `mpi` or `native`."""
+    """Abilities of the driver's class that are not available where the tests run: `save`, `live`, `mpi`, `native`."""
     leaves = True
-    """Guests outlive an agent that is killed, until they are swept away."""
+    """Guests outlive an agent that is killed, until `sweep` removes them."""
     lazy = True
-    """Memory that a guest did not touch is neither occupied nor saved."""
+    """Memory that a guest has not touched is neither resident nor saved."""
     node_cpus = 2.0
     node_memory_mib = 4096
     memory_mib = 64
-    """Of a guest."""
+    """Memory of a guest."""
     ballast_mib = 128
-    """Added where memory is compared."""
+    """Additional memory of guests in tests that compare memory."""
     units_a_second = 10_000
-    """Work units that a guest does in about a second; any number within a factor of ten will do."""
+    """Work units that a guest does in about a second; a number within a factor of ten is enough."""
     units_per_iteration = 100
     watched_frac = 0.25
-    """Of the samples of a watch that an idle machine takes at least."""
+    """The least fraction of a watch's planned samples that an idle machine takes."""
     least_calibrated_frac = 0.25
-    """Of the rate of a guest that a calibration finds at least, however busy the machine is."""
+    """The least ratio of the calibrated rate to the rate of a guest, however busy the machine is."""
     throttled_cores = THROTTLED_CORES
     throttled_s = 4.0
-    """Seconds of work that take minutes at that cap."""
+    """Seconds of work that take minutes under the cap `throttled_cores`."""
 
     def make(self) -> Driver:
-        """Return a new driver, not open."""
+        """Return a new driver that is not open yet."""
         raise NotImplementedError(f"{type(self).__name__}.make: expected it to return a new driver")
 
     def make_again(self, node: Node) -> Driver:
-        """Return another driver for a node, not open."""
+        """Return another driver for a node, not open yet, as a restarted agent would create it."""
         del node
         return self.make()
 
@@ -64,7 +64,7 @@ class DriverSuite:
 
     @pytest.fixture
     def accuracy(self, request: pytest.FixtureRequest) -> Iterator[Accuracy]:
-        """Yield the accuracy checks: they fail on an idle machine; on a busy one they only warn."""
+        """Yield the accuracy checks: they fail the test on an idle machine, and only warn on a busy one."""
         found = Accuracy(request.node.nodeid)
         yield found
         for line in found.not_judged:
@@ -72,7 +72,7 @@ class DriverSuite:
             request.node.warn(NotJudgedWarning(line))
 
     def nodes(self, tmp_path: Path, count: int) -> list[Node]:
-        """Return nodes of this driver, not open."""
+        """Return nodes with this driver that are not open yet."""
         return [
             Node(
                 self.make(),
@@ -92,9 +92,9 @@ class DriverSuite:
     def on_nodes(
         self, tmp_path: Path, count: int, scenario: Callable[..., Coroutine[None, None, None]], *needs: str
     ) -> None:
-        """Run a scenario on fresh nodes, and check that closing them leaves no guest.
+        """Run a scenario on fresh nodes, and check that no guest is left after they are closed.
 
-        It is skipped for a driver without the abilities that it needs.
+        The test is skipped if the driver lacks an ability in `needs`.
         """
 
         async def main() -> None:
@@ -106,7 +106,7 @@ class DriverSuite:
                 if lacking := [(node, need) for node in nodes for need in needs if need not in node.capabilities]:
                     node, need = lacking[0]
                     why = f": {node.facts.lacks[need]}" if need in node.facts.lacks else ""
-                    pytest.skip(f"driver {node.driver.name} has not the ability {need}{why}")
+                    pytest.skip(f"driver {node.driver.name} lacks the ability {need}{why}")
                 await scenario(*nodes)
             finally:
                 for node in nodes:
@@ -132,7 +132,7 @@ class DriverSuite:
         ]
 
     async def start(self, node: Node, spec: GuestSpec, cap_cores: float, image: Path | None = None) -> None:
-        """Start a guest, or restore it from an image; one from a `whole` image is held."""
+        """Start a guest, or restore it from an image; a guest from a `whole` image is then held."""
         if image is None:
             await node.driver.start(spec, cap_cores)
         else:
@@ -157,14 +157,14 @@ class DriverSuite:
         return [(await node.until(spec.guest, "done")).detail.get("checksum") for node, spec in members]
 
     async def straight(self, node: Node, spec: GuestSpec) -> object:
-        """Return a guest's final checksum without any operation on it."""
+        """Run a guest to its end without any operation on it; return its final checksum."""
         await node.driver.start(spec, 1.0)
         return (await self.checksums((node, spec)))[0]
 
     async def start_job(
         self, members: Members, images: Mapping[str, Path] | None = None, cap_cores: float = 1.0
     ) -> None:
-        """Start all members of an MPI job, or restore them from their images, and let them join."""
+        """Start all members of an MPI job, or restore them from their images, and start their ranks."""
         for node, spec in members:
             await self.start(node, spec, cap_cores, images[spec.guest] if images else None)
         if images and members[0][0].whole:

@@ -1,4 +1,4 @@
-"""Folders of agents: their paths must be short enough for sockets, also where several workers have their own."""
+"""Folders of agents: their paths must be short enough for sockets, even with the folders of several test workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ import pytest
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """Return a new folder in place of pytest's own."""
+    """Return a new folder, whose path is shorter than pytest's."""
     with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as name:
         yield Path(name)

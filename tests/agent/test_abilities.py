@@ -1,4 +1,4 @@
-"""What a node can do follows from the protocols that its driver implements; the agent refuses the rest with a code."""
+"""The capabilities of a node follow from its driver's protocols; the agent refuses other commands with a code."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TO = Destination(uri="null://n2/system", host="n2", node="n2")
 
 
 class CoreDriver(Driver):
-    """The core and nothing else, by a driver that could do more."""
+    """A driver with the core protocol only, made from one that implements more."""
 
     name = "core"
     traits = NullDriver.traits
@@ -95,7 +95,7 @@ Ask = Callable[[AnyAction], Awaitable[Reply]]
 
 
 def with_agent(driver: Driver, folder: Path, play: Callable[[NodeStatus, Ask], Awaitable[None]]) -> None:
-    """Play with an agent on a bus: `ask` sends it a command and returns its last reply."""
+    """Run a test with an agent on a bus: `ask` sends a command to the agent and returns the final reply."""
 
     async def main() -> None:
         hub = MemoryHub()
@@ -117,7 +117,7 @@ def with_agent(driver: Driver, folder: Path, play: Callable[[NodeStatus, Ask], A
             await bus.subscribe(reply_to, hear_reply)
             serving = asyncio.create_task(agent.run())
             status = await statuses.get()
-            agent._lease.allows = lambda _token: True  # whose lease it is is tested elsewhere
+            agent._lease.allows = lambda _token: True  # other tests cover the holder of the lease
 
             async def ask(action: AnyAction) -> Reply:
                 command = Command(id=next(ids), lease="l", reply_to=reply_to, deadline_s=60.0, action=action)

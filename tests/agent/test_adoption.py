@@ -1,4 +1,4 @@
-"""Processes outlive their agent: under the best caps of this machine, and under those that an agent enforces itself."""
+"""Processes outlive their agent: under the best caps of this machine, and under caps that the agent itself enforces."""
 
 from __future__ import annotations
 

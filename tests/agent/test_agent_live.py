@@ -1,4 +1,4 @@
-"""What an agent adds to its driver: options, memory accounts, one command a guest at a time."""
+"""Functions that an agent adds to its driver: options, memory accounts, one command per guest at a time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_migration_frees_the_source_and_counts_at_the_target(tmp_path: Path) -
         assert report["bytes"] == 60 << 20
         assert set(report) == {"bytes", "elapsed_s", "downtime_s", "rounds"}
         await there.perform(Adopt(spec=spec("a", 60), cap_cores=0.5))
-        await there.perform(Adopt(spec=spec("a", 60), cap_cores=0.25))  # its answer was lost
+        await there.perform(Adopt(spec=spec("a", 60), cap_cores=0.25))  # a repeat, as if the reply was lost
         assert [sample.cap_cores for sample in pair.drivers[1].sample()] == [0.25]
         await here.perform(Start(spec=spec("b", 60), cap_cores=1.0))
         with pytest.raises(DriverError, match="40 of 100 MiB are free"):
@@ -124,7 +124,7 @@ def test_a_settled_list_waits_for_the_command_under_way(tmp_path: Path) -> None:
 
 
 class SlowDriver(NullDriver):
-    """Makes guests slowly, and cannot destroy one that it has not made: the moment after the lease has gone."""
+    """Creates guests slowly, and cannot destroy an unfinished one: the moment after the lease has expired."""
 
     def __init__(self) -> None:
         super().__init__("whole,live")
@@ -178,7 +178,7 @@ def test_a_paused_orphan_stays_until_it_is_stopped(tmp_path: Path) -> None:
 
 
 class StubbornDriver(NullDriver):
-    """Its guests cannot be held."""
+    """A driver whose guests cannot be held."""
 
     async def hold(self, guest: str) -> int | None:
         raise DriverError(f"guest {guest} does not listen")
@@ -234,7 +234,7 @@ def test_options_that_are_no_pairs_are_refused(options: list[str], words: str) -
     assert words in result.output
 
 
-@pytest.mark.parametrize("checks", [True, False])  # the agent, or the driver's guests themselves
+@pytest.mark.parametrize("checks", [True, False])  # checked by the agent, or by the driver's guests
 def test_an_image_that_was_altered_or_is_gone_never_gets_to_work(tmp_path: Path, *, checks: bool) -> None:
     class Unverified(NullDriver):
         images = ImageKind("null", whole=True, verified=not checks)
@@ -250,7 +250,7 @@ def test_an_image_that_was_altered_or_is_gone_never_gets_to_work(tmp_path: Path,
         content = path.read_bytes()
         image = ImageRef(image="a.img", bytes=len(content), digest=xxhash.xxh3_128(content).hexdigest())
         path.write_bytes(content + b" " if checks else b"{}")
-        for _ in range(2):  # the first try holds nothing against the second
+        for _ in range(2):  # the first attempt does not affect the second
             with pytest.raises(ImageLostError, match=f"expected {image.digest[:12]}"):
                 await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0, image=image))
             assert pair.drivers[0].sample() == []

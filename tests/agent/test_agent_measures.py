@@ -1,4 +1,4 @@
-"""Real guests of a real agent: saved to memory, restored cold, watched, and beside them programs on the node itself."""
+"""Real guests of a real agent: saved to memory, restored cold, watched, and run beside programs on the node itself."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_commands_of_calibrations_do_what_they_say(tmp_path: Path) -> None:
             with pytest.raises(DriverError, match="image store 'tape': expected one of disk, memory"):
                 await agent.perform(Save(guest="a", image="a.img", at=None, store="tape"))
             saved = await agent.perform(Save(guest="a", image="a.img", at=None, store=store))
-            assert 20 << 20 < int(str(saved["bytes"])) < 70 << 20  # half of what is beside the program's own memory
+            assert 20 << 20 < int(str(saved["bytes"])) < 70 << 20  # half of the memory beyond the program's own
             image = ImageRef(image="a.img", bytes=int(str(saved["bytes"])), digest=str(saved["digest"]))
             found = await agent.perform(Start(spec=SPEC, cap_cores=1.0, image=image, cold=True))
             assert found == {"cached_frac": pytest.approx(cached, abs=0.05)}
         await agent.perform(Stop(guest="a"))
         warm = await agent.perform(Start(spec=SPEC, cap_cores=1.0, image=image))
-        assert warm == {"cached_frac": pytest.approx(1.0, abs=0.05)}  # read just now
+        assert warm == {"cached_frac": pytest.approx(1.0, abs=0.05)}  # the image was just read
         await agent.perform(Stop(guest="a"))
         await agent.perform(DropImage(image="a.img"))
 

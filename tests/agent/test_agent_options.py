@@ -1,4 +1,4 @@
-"""Options of `node-agent` that can never be right: one line, exit code 2, and nothing is left on disk."""
+"""Invalid options of `node-agent`: one line, exit code 2, and no files on disk."""
 
 from __future__ import annotations
 

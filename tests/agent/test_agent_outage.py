@@ -1,4 +1,4 @@
-"""The bus goes away while an agent measures: every sample arrives, once, unaltered, in order, at its own time."""
+"""The bus is down while an agent samples: every sample arrives once, unaltered, in order, with its own time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOPIC = topics.node_topic("t", "n0", "telemetry")
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what a test does to the bus keeps a sample from it, not this machine."""
+    """Raise the timeouts, so that only disturbances of a test delay samples, and not a slow machine."""
     monkeypatch.setattr("node_agent.telemetry_sender.ACK_S", HANG_S)
     monkeypatch.setattr("node_agent.telemetry_sender._LISTENS_WITHIN_S", HANG_S)
 
@@ -53,7 +53,7 @@ def samples(count: int) -> list[Telemetry]:
 
 
 class Heard:
-    """A subscriber that keeps records."""
+    """A subscriber that records messages."""
 
     def __init__(self) -> None:
         self.records: list[Telemetry] = []
@@ -92,7 +92,7 @@ def test_what_was_taken_off_the_bus_follows_in_order_before_what_is_new(tmp_path
                 post.put(sample)
             await until(lambda: bool(backlog), "samples set aside")
             hub.resume("agent")
-            for sample in made[50:]:  # they stay behind those that wait
+            for sample in made[50:]:  # they stay behind the queued samples
                 post.put(sample)
             await until(lambda: len(heard.records) == 60, "60 samples")
             assert not backlog
@@ -141,7 +141,7 @@ def test_what_an_agent_could_not_send_before_its_end_the_next_one_sends(tmp_path
 
 
 class Mosquitto:
-    """A broker at one port that can be killed and comes back, with or without what it had saved."""
+    """A broker at one port that can be killed and started again, with or without its saved sessions."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -173,7 +173,7 @@ SPEC = GuestSpec(
 
 
 async def waiting(folder: Path) -> list[Telemetry]:
-    """What an agent has left for the next one."""
+    """Return the samples that an agent has left for the next agent."""
     backlog = Backlog(folder)
     backlog.open()
     return [decode(Telemetry, line, TOPIC) for line in await backlog.first(sys.maxsize)]
@@ -181,7 +181,7 @@ async def waiting(folder: Path) -> list[Telemetry]:
 
 @dataclass(frozen=True)
 class Got:
-    """A sample that the controller has heard: when it was taken, and when it was heard, by the one clock of both."""
+    """A sample that the controller has received: its times of sampling and of receipt, by one common clock."""
 
     record: Telemetry
     taken_ns: int
@@ -189,28 +189,28 @@ class Got:
 
 
 def unheard(got: list[Got], left: list[Telemetry], taken: list[Telemetry]) -> list[int]:
-    """The numbers of samples that neither the controller nor the next agent has."""
+    """Return the numbers of the samples that neither the controller nor the next agent has."""
     known = {record.mono_ns for record in (*(each.record for each in got), *left)}
     return [number for number, record in enumerate(taken) if record.mono_ns not in known]
 
 
 def check(got: list[Got], left: list[Telemetry], taken: list[Telemetry], killed: int, back_ns: int) -> None:
-    """See that nothing was lost but what the broker had acknowledged and not yet passed on when it was killed.
+    """Assert that the only lost samples are those that the killed broker had acknowledged, but not yet delivered.
 
     `killed` is the number of samples that had been taken by then. A busy controller is some samples behind.
     """
     lost = unheard(got, left, taken)
-    assert not lost or lost == list(range(lost[0], lost[-1] + 1)), "what a broker holds are neighbours"
+    assert not lost or lost == list(range(lost[0], lost[-1] + 1)), "the samples in a broker are consecutive"
     assert all(number < killed for number in lost)
     arrived = [record for number, record in enumerate(taken) if number not in lost]
     records = [msgspec.structs.replace(each.record, late=False) for each in got]
     assert records == arrived[: len(records)]  # none is missing, none came twice, none was altered
-    # what was under way when the agent was told to end waits for the next one; some of it may have arrived all the same
+    # samples in transit at the end of the agent are kept for the next one, although some of them may have arrived
     assert [msgspec.structs.replace(record, late=False) for record in left] == taken[len(taken) - len(left) :]
     late = [each.record for each in got if each.record.late]
     assert len(late) > 100
     assert late[0].mono_ns < back_ns < records[-1].mono_ns
-    # agent and controller read one clock here: a sample's time is off by no more than the fastest delivery so far took
+    # agent and controller read the same clock: the error of a sample's time is at most the fastest delivery so far
     fastest_ns = None
     for each in got:
         if not each.record.late:

@@ -1,4 +1,4 @@
-"""Samples that wait for the bus: none is lost or changed, their order is kept, and they do not fill the disk."""
+"""Samples that wait for the bus: no sample is lost or changed, their order is kept, and their disk space is bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def drain(backlog: Backlog) -> list[bytes]:
 
 
 class Queue(RuleBasedStateMachine):
-    """Against a plain queue: lines come out as they went in, also through an agent that was killed."""
+    """Comparison with a plain queue: lines leave the backlog in their order, also across an agent that was killed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule(cut=st.binary(max_size=10).map(lambda data: data.replace(b"\n", b"")))
     def die(self, cut: bytes) -> None:
-        """The agent is killed, perhaps in the middle of a line; the next one may send again what was sent."""
+        """The agent is killed, perhaps in the middle of a line; the next agent may repeat lines that were sent."""
         self.backlog.close()
         written = files(self.folder)
         if written:
@@ -124,7 +124,7 @@ def test_a_line_that_is_given_up_while_it_is_sent_takes_no_other_with_it(tmp_pat
         backlog.append(b"%02d" % number * 49)
     assert backlog.dropped > 0
     oldest = asyncio.run(backlog.first(1))
-    backlog.take(first)  # its acknowledgement comes now
+    backlog.take(first)  # its acknowledgement arrives now
     assert asyncio.run(backlog.first(1)) == oldest
     assert len(asyncio.run(drain(backlog))) == 30 - backlog.dropped
     backlog.close()

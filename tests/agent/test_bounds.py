@@ -1,4 +1,4 @@
-"""Bounds on an agent itself: its memory, its log, what it remembers; what it refuses then, and who is told."""
+"""Limits of an agent itself: its memory, its log and its records; refusals at these limits, and their reports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPEC = GuestSpec(
 
 
 class Watched:
-    """Bounds of 500 MiB on a memory that the test sets."""
+    """Limits of 500 MiB on a memory that the test sets."""
 
     def __init__(self) -> None:
         self.mib = 60.0
@@ -163,9 +163,9 @@ def test_a_node_that_says_it_all_the_time_is_heard_once_a_minute() -> None:
     [
         (
             AgentLimit(what="memory", state="reached", value_mib=530, bound_mib=512),
-            "has 530 MiB, more than its bound of 512",
+            "uses 530 MiB, more than its bound of 512",
         ),
-        (AgentLimit(what="memory", state="left", value_mib=80, bound_mib=512), "has 80 MiB again, and takes work"),
+        (AgentLimit(what="memory", state="left", value_mib=80, bound_mib=512), "uses 80 MiB again, and accepts work"),
         (AgentLimit(what="log", state="reached", value_mib=16, bound_mib=16), r"log of its agent was full \(16 MiB\)"),
     ],
 )
@@ -227,8 +227,8 @@ def test_a_log_whose_older_part_cannot_be_written_stays_bounded_and_says_so_once
     assert path.stat().st_size <= 10_300
     assert not [line for line in text.splitlines() if "Traceback" in line]
     assert text.splitlines()[-1].endswith("line 004999"), "it goes on"
-    assert text.count("what was before is lost") == 1
-    assert "what was before is lost" in text.splitlines()[0]
+    assert text.count("earlier lines are lost") == 1
+    assert "earlier lines are lost" in text.splitlines()[0]
     assert {each.name for each in tmp_path.iterdir()} <= {"agent.log", "agent.log.1", "agent.log.1.part"}
     part = tmp_path / "agent.log.1.part"
     assert what == "no copy" or not part.exists(), "nothing is left behind"

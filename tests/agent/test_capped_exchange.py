@@ -1,4 +1,4 @@
-"""The exchange of caps between agents, under decisions that change what jobs get: in virtual time, at random."""
+"""The exchange of caps between agents, under decisions that change the caps of jobs: random, in virtual time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.bus.telemetry import GuestSample
 from testbed.lab.virtual_time import run_in_virtual_time
 
 NODES = ("n0", "n1", "n2")
-WORK = {"a": (0.6, 0.3, 0.2), "b": (0.1, 0.6, 0.2)}  # of the tasks of two jobs, each with one on each node
+WORK = {"a": (0.6, 0.3, 0.2), "b": (0.1, 0.6, 0.2)}  # by job: the work of its tasks, one on each node
 ROUNDING = 1e-5
 
 
@@ -30,7 +30,7 @@ class World:
         self.folder = folder
         self.handlers: dict[str, Handler] = {}
         self.caps: dict[str, float] = {}
-        self.given = dict.fromkeys(WORK, 0.0)  # the most that a job may have at present
+        self.given = dict.fromkeys(WORK, 0.0)  # the current upper limit of each job
         self.cpu_s: dict[str, float] = {}
         self.at_s = 0.0
         self.lives = 0
@@ -95,7 +95,7 @@ class World:
             asyncio.get_running_loop().call_later(self.random.uniform(0, 1), self.deliver, topic, payload)
 
     def deliver(self, topic: str, payload: bytes) -> None:
-        asyncio.ensure_future(self.handlers[topic](topic, payload))  # noqa: RUF006  # it puts the message into a queue
+        asyncio.ensure_future(self.handlers[topic](topic, payload))  # noqa: RUF006  # the handler only fills a queue
 
     # --- the controller's part
 
@@ -118,7 +118,7 @@ class World:
             self.set(spec.guest, cap)
 
     async def decide(self, caps: dict[str, float]) -> None:
-        """As `Operations.set_cap` does, cuts before raises: all go down before any begins anew."""
+        """Lower caps before raising others, as `Operations.set_cap` does: every cut precedes every new order."""
         for name, cap in sorted(caps.items(), key=lambda each: 3 * each[1] - self.given[each[0]]):
             before = self.given[name]
             self.given[name] = max(before, 3 * cap)
@@ -187,7 +187,7 @@ def test_no_job_has_more_than_it_was_given_and_no_node_more_than_it_has(tmp_path
 
 def test_a_busy_guest_gets_its_cap_in_a_later_period(tmp_path: Path) -> None:
     async def scenario() -> None:
-        world = World(tmp_path, 0, checks=False)  # a busy guest keeps more than it should have
+        world = World(tmp_path, 0, checks=False)  # a busy guest keeps more than its cap
         world.start("a", 0.3)
         serving = [asyncio.create_task(agent.run(world)) for agent in world.agents.values()]
         world.busy.add("a1")

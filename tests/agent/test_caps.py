@@ -1,4 +1,4 @@
-"""Caps of CPU time: what is written where, and what processes really get."""
+"""Caps of CPU time: the files that are written, and the CPU time that processes really get."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_own_group_is_found_among_the_mounts():
     mounts = MOUNTS.format(root="/")
     assert own_group("cgroup", mounts, groups) == Path("/sys/fs/cgroup/cpu,cpuacct/user/me")
     assert own_group("cgroup2", mounts, groups) == Path("/sys/fs/cgroup/unified/scope")
-    inside = MOUNTS.format(root="/user")  # as a container sees it: its own part is the root of the mount
+    inside = MOUNTS.format(root="/user")  # in a container, its own group is the root of the mount
     assert own_group("cgroup", inside, groups) == Path("/sys/fs/cgroup/cpu,cpuacct/me")
     assert own_group("cgroup", MOUNTS.format(root="/elsewhere"), groups) == Path("/sys/fs/cgroup/cpu,cpuacct")
     assert own_group("cgroup", mounts, "0::/scope\n") is None
@@ -68,7 +68,7 @@ def test_own_group_is_found_among_the_mounts():
 class FakeKernel(CgroupV2Caps):
     """Version 2 over plain files: makes the files that the kernel makes in a new group, and removes them with it."""
 
-    members = "cgroup.procs"  # the kernel fills `cgroup.threads` by what is written there
+    members = "cgroup.procs"  # the kernel derives `cgroup.threads` from this file
 
     def write_quota(self, folder: Path, quota_us: int | None) -> None:
         if not folder.exists():
@@ -98,9 +98,9 @@ def test_version_2_makes_threaded_groups_and_caps_them(tmp_path):
         assert (group / "cgroup.procs").read_text(encoding="ascii") == "4321"
         assert (group / "cgroup.type").read_text(encoding="ascii") == "threaded"
         assert (group / "cpu.max").read_text(encoding="ascii") == "max 100000"
-        assert caps.read("a") == 2.0  # all that it can use
+        assert caps.read("a") == 2.0  # the most that it can use
         assert await caps.set("a", 0.25) == 0.25
-        (group / "cpu.max").write_text("25000 50000", encoding="ascii")  # somebody else changed the period alone
+        (group / "cpu.max").write_text("25000 50000", encoding="ascii")  # another program has changed the period only
         assert caps.read("a") == 0.5
         (group / "cpu.max").write_text("max 100000", encoding="ascii")
         assert caps.read("a") == 2.0
@@ -108,7 +108,7 @@ def test_version_2_makes_threaded_groups_and_caps_them(tmp_path):
         assert (group / "cpu.max").read_text(encoding="ascii") == "25000 100000"
         assert await caps.set("a", 2.0) == 2.0
         assert (group / "cpu.max").read_text(encoding="ascii") == "max 100000"
-        assert await caps.set("a", 0.001) == 1000 / PERIOD_US  # the kernel's least
+        assert await caps.set("a", 0.001) == 1000 / PERIOD_US  # the kernel's minimum
         assert await caps.set("a", None) is None
         await caps.bound(0.35)
         assert (own / "dfrs-n0" / "cpu.max").read_text(encoding="ascii") == "35000 100000"
@@ -133,7 +133,7 @@ def test_a_mechanism_that_is_not_there_is_told():
 
 
 class FakeClocks:
-    """Processes that exist only as clocks and signals, in time that the test moves on."""
+    """Processes that exist only as clocks and signals, in time that the test advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, caps: DutyCaps, speeds: list[float]) -> None:
         self.now_s = 1000.0
@@ -195,7 +195,7 @@ def test_duty_gives_the_cap_on_average_however_late_its_timers(caps_of, late_s):
         asyncio.run(scenario())
         fake.advance(1010.0, late_s)
         for used_s, cap_cores in zip(fake.used_s, caps_of, strict=True):
-            assert used_s == pytest.approx(10.0 * cap_cores, abs=0.1 + 0.004)  # a period's phase and a late look
+            assert used_s == pytest.approx(10.0 * cap_cores, abs=0.1 + 0.004)  # a period's phase and a late reading
 
 
 @given(cap_cores=st.floats(0.05, 0.9), idle_s=st.floats(0.0, 30.0))
@@ -212,7 +212,7 @@ def test_what_was_not_used_is_caught_up_only_in_a_bounded_way(cap_cores, idle_s)
         fake.advance(1000.0 + idle_s, 0.0)
         fake.speeds[0] = 1.0
         fake.advance(fake.now_s + 1.0, 0.0)
-        assert fake.used_s[0] <= cap_cores * (1.0 + 3 * 0.1) + 0.01  # one period carried, two that are cut off
+        assert fake.used_s[0] <= cap_cores * (1.0 + 3 * 0.1) + 0.01  # one period is carried over, two are cut off
 
 
 def test_duty_sends_no_signal_when_the_cap_does_not_bind(monkeypatch):
@@ -265,7 +265,7 @@ def test_processes_get_no_more_than_their_cap_and_what_they_can_of_it(
         try:
             caps = await open_caps("dfrs-t-real", mechanism)
         except DriverError as error:
-            if mechanism == "duty":  # it needs nothing of the machine
+            if mechanism == "duty":  # this mechanism has no requirements
                 raise
             pytest.skip(str(error))
         try:
@@ -276,9 +276,9 @@ def test_processes_get_no_more_than_their_cap_and_what_they_can_of_it(
             begin_s, used_s = time.monotonic(), time.clock_gettime(clock)
             await asyncio.sleep(3.0)  # speed: the length of the measurement
             used_s = time.clock_gettime(clock) - used_s
-            # the CPU time was read between the two looks at the clock: no pause of this process breaks the bound
+            # the CPU time was read between the two readings of the clock, so no pause of this process breaks the bound
             elapsed_s = time.monotonic() - begin_s
-            if mechanism != "duty":  # that one is this process's, which may be late
+            if mechanism != "duty":  # this process enforces that one, and may be late
                 assert used_s <= cap_cores * elapsed_s + 0.05, f"{used_s:.3f} s of {elapsed_s:.3f} s"
             accuracy.check(f"used of {cap_cores} cores", used_s / elapsed_s, 0.27, cap_cores * 1.08, window)
         finally:

@@ -1,4 +1,4 @@
-"""Caps as drivers tell them: what was read back, beside what was asked for, also when these are not the same."""
+"""Caps as drivers report them: the value that was read back and the requested one, also if they differ."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC = GuestSpec(
 
 
 async def settle() -> None:
-    """Let tasks that wait for nothing come to their end."""
+    """Let tasks finish that wait for nothing."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -44,7 +44,7 @@ def test_a_cap_is_the_same_within_what_rounding_does_and_as_far_as_the_guest_can
     wanted: float, found: float, most: int
 ) -> None:
     assert same_cap(wanted, wanted, most)
-    assert same_cap(most, most + wanted, most)  # none, and more than it can use
+    assert same_cap(most, most + wanted, most)  # no cap, and a cap above the maximum use
     assert same_cap(found, wanted, most) == same_cap(min(found, most), min(wanted, most), most)
     if abs(found - wanted) > 0.02 + 0.02 * max(found, wanted) and max(found, wanted) <= most:
         assert not same_cap(found, wanted, most)
@@ -54,7 +54,7 @@ def test_a_cap_is_the_same_within_what_rounding_does_and_as_far_as_the_guest_can
 
 
 class Kernel:
-    """A mechanism of caps whose state somebody else can change; `deaf` to what it is told."""
+    """A mechanism of caps whose state another program can change; if `deaf`, it ignores new caps."""
 
     name = "fake"
 
@@ -94,7 +94,7 @@ def test_a_process_tells_the_cap_in_force_and_a_drift_is_told_once_and_set_right
         assert await guest.set_cap(0.5) == 0.5
         sample = guest.sample()
         assert (sample.cap_cores, sample.wanted_cores) == (0.5, 0.5)
-        for changed, drifted in ((1.25, 1.25), (None, -1.0)):  # by somebody else
+        for changed, drifted in ((1.25, 1.25), (None, -1.0)):  # by another program
             told.clear()
             kernel.found, kernel.deaf = changed, False
             sample = guest.sample()
@@ -195,7 +195,7 @@ def test_the_quota_of_a_container_is_read_from_its_group_each_time(
 
 
 class Vcpus:
-    """Virtual CPUs whose caps somebody else can change."""
+    """Virtual CPUs whose caps another program can change."""
 
     def __init__(self) -> None:
         self.found: float | None = None
@@ -245,7 +245,7 @@ def test_a_virtual_machine_tells_the_cap_in_force() -> None:
         await settle()
         assert [(one.event, one.detail) for one in told] == [("drift", {"wanted": 0.5, "found": 1.25})]
         assert guest.sample().cap_cores == 0.5
-        assert await guest.set_cap(5.0) == WORKERS  # none, which is all that it can use
+        assert await guest.set_cap(5.0) == WORKERS  # no cap, so all that the guest can use
         assert guest.sample().cap_cores == WORKERS
         guest.state = VirtualState.STARTING  # it fills its memory, uncapped
         assert await guest.set_cap(0.25) == WORKERS

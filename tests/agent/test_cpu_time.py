@@ -1,4 +1,4 @@
-"""Work that is CPU time: an iteration takes its time, whatever the core does in it, and the checksum stays known."""
+"""Work in CPU time: an iteration takes its time at any speed of the core, and the expected checksum stays known."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TASK = Task(
 
 
 class Core:
-    """A core with a clock of CPU time: a unit takes it `ns_per_unit`."""
+    """A core with a clock of CPU time; each unit takes `ns_per_unit`."""
 
     def __init__(self, ns_per_unit: float) -> None:
         self.now_ns, self.done, self.largest = 0.0, 0, 0
@@ -47,7 +47,7 @@ class Core:
 def test_iterations_take_the_cpu_time_of_their_units_on_any_core(
     iterations: list[int], slower: float, ns_per_unit: float
 ) -> None:
-    """What one takes too much, the next takes less: the error does not grow with the number of iterations."""
+    """The next iteration compensates the excess of the last one, so the error does not grow with their number."""
     core = Core(slower * ns_per_unit)
     filler = CpuTimeFiller(core, ns_per_unit, core.clock_ns)
     for units in iterations:
@@ -84,7 +84,7 @@ def scenario(work: str) -> Scenario:
 
 
 def test_jobs_get_the_cpu_time_of_a_core_of_the_measured_speed() -> None:
-    """An MPI job alone does 60,000 units a second of a core that does 80,000: it has that part of the time."""
+    """An MPI job alone does 60,000 units per second on a core that can do 80,000: it has 3/4 of the time."""
     (job,) = prepare_jobs(
         [Job(1, 0.0, 2, 1.0, 0.2, 10.0)], scenario("cpu-time"), "r", 0.5, 1024, lambda _job: 60_000.0,
         iter(["10.77.0.1/16", "10.77.0.2/16"]), core_units_per_s=80_000.0,

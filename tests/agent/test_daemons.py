@@ -1,4 +1,4 @@
-"""The daemons that serve a node's guests: found by their files, believed by their names, their CPU time counted."""
+"""The daemons that serve a node's guests: found by their files, verified by their names, with their CPU time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from node_agent.telemetry import NodeSampler
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is called libvirtd, until it is told to end."""
+    """A process with the name libvirtd, until the end of the block."""
     program = tmp_path / "libvirtd"
     shutil.copy("/bin/cat", program)
     with subprocess.Popen([program], stdin=subprocess.PIPE) as process:
@@ -38,7 +38,7 @@ def test_a_daemon_is_found_by_its_file_and_believed_by_its_name(
     files = tmp_path / "root/run/libvirt"
     files.mkdir(parents=True)
     (files / "libvirtd.pid").write_text(f"{daemon.pid}\n")
-    (tmp_path / "root/run/virtlogd.pid").write_text(str(os.getpid()))  # an old file: the number is another's now
+    (tmp_path / "root/run/virtlogd.pid").write_text(str(os.getpid()))  # stale: now the id of another process
     (tmp_path / "root/run/libvirtd.pid").write_text("none\n")
     assert daemon_pids(hypervisor(tmp_path / "root")) == (daemon.pid,)
     assert daemon_pids(hypervisor(tmp_path / "root", "xen+ssh://root@node/system")) == (), "of another machine"

@@ -1,4 +1,4 @@
-"""The agent tells ends of guests again after each loss of the bus, each of them once and in their order."""
+"""The agent reports ends of guests again after each loss of the bus, each of them once and in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from node_agent.ends import Ends
 
 
 class Wire:
-    """What was published; it can break."""
+    """A bus that records published messages, and can break."""
 
     def __init__(self) -> None:
         self.told: list[bytes] = []
@@ -50,7 +50,7 @@ def test_after_a_loss_all_are_told_again_in_order_and_once() -> None:
         ends, wire = opened()
         await told(ends, b"a", b"b")
         ends.lost()
-        await asyncio.gather(ends.again(), ends.again())  # commands that come side by side
+        await asyncio.gather(ends.again(), ends.again())  # two concurrent commands
         assert wire.told == [b"a", b"b", b"a", b"b"]
 
     asyncio.run(main())
@@ -109,7 +109,7 @@ def test_the_barrier_that_a_guest_waits_in_is_told_again_until_it_has_passed() -
         assert await again(ends, wire) == [b"a", b"g1 in 1", b"g2 in 1"]
         ends.passed("g1", "s", 1)
         await ends.tell_barrier("g1", barrier(2), b"g1 in 2")
-        ends.passed("g1", "s", 1)  # the pass that came twice
+        ends.passed("g1", "s", 1)  # the pass that arrived twice
         ends.gone("g2")
         ends.gone("nobody")
         assert await again(ends, wire) == [b"a", b"g1 in 2"]

@@ -1,4 +1,4 @@
-"""Agents that exchange shares lose none and make none, whatever happens to them and to their messages."""
+"""Agents that exchange shares never lose or create shares, under any faults of agents and messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.shares.messages import ExchangeMessage, Receipt, Transfer
 from testbed.shares.node import NodeExchange
 
 EXAMPLES = int(os.environ.get("DFRS_EXCHANGE_EXAMPLES", "100"))
-MOST_EXAMPLES = 2000  # until a defect must have been found
+MOST_EXAMPLES = 2000  # a defect must be found by then
 CORES = 1.0
 _EVENTS = (
     "messages", "messages lost", "messages delayed", "messages delivered", "messages to a dead agent",
@@ -34,7 +34,7 @@ FAULTS = st.builds(
     Faults, lost=PARTS, doubled=PARTS, delayed=PARTS, deaths=st.sampled_from([0.0, 0.05, 0.2]),
     delay_s=st.sampled_from([1.0, 3 * PERIOD_S]),
 )  # fmt: skip
-PLACES = st.lists(st.sampled_from(NODES), min_size=2, max_size=4)  # of the guests of one job
+PLACES = st.lists(st.sampled_from(NODES), min_size=2, max_size=4)  # the nodes of the guests of one job
 USES = st.sampled_from([0.0, 0.05, 0.2, 0.9])  # cores
 ACTIONS = st.one_of(
     st.tuples(st.just("use"), st.integers(0, 7), USES),
@@ -45,7 +45,7 @@ STEPS = st.lists(st.tuples(ACTIONS, st.sampled_from([0.0, 0.1, PERIOD_S, 3 * PER
 
 
 def jobs_of(mode: str, places: list[list[str]]) -> list[Job]:
-    """Return jobs whose guests are at these places, and book at most 0.8 of a node."""
+    """Return jobs with guests on these nodes, which book at most 0.8 of a node."""
     on_one = max(sum(place == node for each in places for place in each) for node in NODES)
     return [
         Job(
@@ -79,7 +79,7 @@ async def act(world: World, step: tuple[str, object, object]) -> None:
 async def schedule(
     world: World, faults: Faults, uses: list[float], steps: list[tuple[tuple[str, object, object], float]]
 ) -> None:  # fmt: skip
-    """Play a schedule to its end."""
+    """Run a schedule to its end."""
     for node in NODES:
         world.begin(node)
     world.check_kept()
@@ -95,10 +95,10 @@ async def schedule(
 
 
 async def settle(world: World) -> None:
-    """Once no fault happens any more, each transfer is answered."""
+    """Assert that each transfer is answered once there are no more faults."""
     world.faults = Faults()
     guests = [guest for job in world.jobs for guest in job.order.nodes]
-    world.use_cores = dict.fromkeys(guests, 10.0)  # nobody has anything to give
+    world.use_cores = dict.fromkeys(guests, 10.0)  # no guest has shares to give
     for node in NODES:
         world.restart(node)
     for _ in range(200):
@@ -141,9 +141,9 @@ def schedules(examples: int, **more: object) -> None:
 
 def test_shares_are_conserved() -> None:
     TOTALS.clear()
-    while TOTALS["examples"] < EXAMPLES:  # in parts, as the memory of a search grows with its examples
+    while TOTALS["examples"] < EXAMPLES:  # in several searches, because the memory of a search grows with its examples
         schedules(min(EXAMPLES, 1000))
-    print("\n".join(f"{count:9} {what}" for what, count in sorted(TOTALS.items())))  # noqa: T201  # of the long lane
+    print("\n".join(f"{count:9} {what}" for what, count in sorted(TOTALS.items())))  # noqa: T201  # output of the long lane
     if file := os.environ.get("DFRS_EXCHANGE_RESULT"):
         Path(file).write_text(json.dumps(TOTALS, indent=1, sort_keys=True) + "\n")
     assert [what for what in _EVENTS if not TOTALS[what]] == [], "the schedules have none of these"

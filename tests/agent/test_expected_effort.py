@@ -1,4 +1,4 @@
-"""What a task comes to is known without effort in proportion to its iterations, where it sends no messages."""
+"""The expected result of a task that sends no messages is computed at a cost that does not grow with its iterations."""
 
 from node_agent.programs.expected import work_checksum
 from node_agent.programs.kernel import Kernel

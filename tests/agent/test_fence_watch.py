@@ -1,4 +1,4 @@
-"""The process that destroys virtual machines at their fences, with a virsh that records what it is asked."""
+"""The process that destroys virtual machines at their fences, with a fake virsh that records its calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ esac
 
 
 class World:
-    """A node with a fake virsh, and what watches its fences."""
+    """A node with a fake virsh, and the process that watches its fences."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.virt, self.state = tmp_path / "virt", tmp_path / "state"

@@ -1,4 +1,4 @@
-"""An agent refuses commands for earlier lives of a task, and destroys guests whose fence falls. In virtual time."""
+"""An agent refuses commands for earlier lives of a task, and destroys guests whose fence passes. In virtual time."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def test_a_command_for_an_earlier_life_is_refused(tmp_path: Path) -> None:
                 await agent.perform(action)
         assert there(driver) == [guest]
         await agent.perform(Stop(guest=guest, generation=3))
-        with pytest.raises(OldGenerationError):  # a start that was on its way when it was stopped
+        with pytest.raises(OldGenerationError):  # a start that was in transit when the guest was stopped
             await agent.perform(start(3))
         assert there(driver) == []
-        with pytest.raises(OldGenerationError):  # of the same task, by the name of another restart
+        with pytest.raises(OldGenerationError):  # the same task, with the name of another restart
             await agent.perform(start(2, guest="dfrs-a-j1-t0-r1"))
         await agent.perform(start(4, guest="dfrs-a-j1-t0-r1"))
         assert load_generations((tmp_path / "state" / GENERATIONS_FILE).read_bytes()).known == {"dfrs-a-j1-t0": 4}
@@ -143,7 +143,7 @@ def test_a_guest_is_destroyed_at_its_fence_unless_that_is_renewed(tmp_path: Path
     async def act(agent: Agent, driver: NullDriver) -> None:
         await agent.perform(start(1, fence(10.0)))
         (guest,) = there(driver)
-        await asyncio.sleep(9.0)  # virtual, as all below
+        await asyncio.sleep(9.0)  # virtual time, as all below
         await agent.perform(RenewFences(fence=fence(10.0), guests=(guest, "dfrs-a-j2-t0")))
         await asyncio.sleep(9.9)
         assert there(driver) == [guest]
@@ -213,7 +213,7 @@ def test_a_guest_that_arrives_after_its_fence_is_destroyed(tmp_path: Path) -> No
         guest = spec(2).guest
         await agent.perform(ExpectGuest(guest=guest, generation=2, fence=fence(5.0)))
         await asyncio.sleep(30.0)
-        driver._put(spec(1), 1.0, 0.0)  # by its hypervisor
+        driver._put(spec(1), 1.0, 0.0)  # its hypervisor creates it
         await asyncio.sleep(1.0)
         assert there(driver) == []
         await agent.perform(start(3, fence(5.0)))  # its next life here has a fence of its own
@@ -251,7 +251,7 @@ def test_a_keeper_reads_the_fences_of_a_dead_agent(tmp_path: Path) -> None:
 
 
 class Enforcing(NullDriver):
-    """Notes the fences that are in the file whenever it is asked to have them enforced, and the guests there."""
+    """Records the fences in the file, and the existing guests, at each request to enforce fences."""
 
     async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         self.tell, self.path, self.seen = tell, budget.state_dir / FENCES_FILE, []
@@ -323,7 +323,7 @@ def test_fences_end_with_the_boot_of_their_clock() -> None:
 def test_an_image_of_another_life_is_refused() -> None:
     image = ImageRef(image="a.img", bytes=1, digest="d", generation=3)
     check_image(image, 3)
-    check_image(image, 0)  # noted by an agent of an earlier release
+    check_image(image, 0)  # its note is of an earlier release
     with pytest.raises(ImageLostError, match="of generation 2, expected 3"):
         check_image(image, 2)
 

@@ -1,4 +1,4 @@
-"""Virtual machines of others on a node: no command destroys or takes over one, whatever name it gives."""
+"""Virtual machines of others on a node: no command destroys or adopts one, with any name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ATTACKS: dict[str, Callable[[LibvirtDriver], Awaitable[None]]] = {
 
 
 async def driver_of(connection: libvirt.virConnect, folder: Path) -> LibvirtDriver:
-    """Return a driver that is open on libvirt's test driver, which runs nothing."""
+    """Return an open driver on libvirt's test driver, which runs no real guests."""
     driver = LibvirtDriver()
     driver._budget = NodeBudget("n1", 1.0, 1000, folder, folder, "127.0.0.1", "dfrs-")
     driver._hypervisor = Hypervisor("test:///default", driver)

@@ -20,7 +20,7 @@ from node_agent.guests.wire import Frame, repeated
 
 @pytest.fixture(autouse=True)
 def _no_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have orders repeated only where that is tested, not on a machine that stands still."""
+    """Raise timeouts, so that orders are repeated only in tests of that, and not on a machine that pauses."""
     monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", HANG_S)
 
 
@@ -49,7 +49,7 @@ def test_an_order_that_is_lost_is_repeated_with_its_id(tmp_path: Path, monkeypat
         await channel.attach(guest.path, HANG_S)
         assert (await channel.order("run", repeated("arg", ["/bin/x", "y z"]), HANG_S)).count("pid") == 4
         runs = [order for order in guest.orders if order.kind == "run"]
-        assert len(runs) >= 3  # more, if its answer came late
+        assert len(runs) >= 3  # more, if its answer was late
         assert len({order.count("id") for order in runs}) == 1
         assert runs[0].fields["arg"] == ("/bin/x", "y z")
         assert runs[0].count("id") > guest.orders[0].count("id")
@@ -58,7 +58,7 @@ def test_an_order_that_is_lost_is_repeated_with_its_id(tmp_path: Path, monkeypat
 
 
 class Deaf:
-    """A guest's socket that accepts one host after the other, and reads nothing."""
+    """A guest's socket that accepts one connection after the other, and reads nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +107,7 @@ def test_orders_to_a_guest_that_reads_nothing_do_not_pile_up(tmp_path: Path, mon
 
 
 def test_an_attach_without_an_answer_opens_the_host_s_end_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A port that QEMU holds back takes orders and gives nothing, until its host hangs up."""
+    """A port that QEMU throttles accepts orders and returns nothing, until the host closes the connection."""
     monkeypatch.setattr(channel_module, "REOPEN_AFTER_S", 0.02)
 
     def held_back(guest: FakeGuest, frame: Frame) -> None:
@@ -120,7 +120,7 @@ def test_an_attach_without_an_answer_opens_the_host_s_end_again(tmp_path: Path, 
         await channel.order("go", [], HANG_S)
         ids = [order.count("id") for order in guest.orders if order.kind == "attach"]
         assert len(ids) >= 3
-        assert ids == sorted(set(ids))  # each is an order of its own: all is told again after the answer
+        assert ids == sorted(set(ids))  # each order is separate: the guest reports everything again after the answer
         assert [frame.count("seq") for frame in heard] == [1]
 
     with_guest(tmp_path, held_back, play)
@@ -165,7 +165,7 @@ def test_what_a_guest_tells_twice_is_heard_once(tmp_path: Path):
     async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
         await channel.attach(guest.path, HANG_S)
         await channel.order("go", [], HANG_S)  # earlier reports arrive before the answer to this order
-        await channel.attach(guest.path, HANG_S)  # as after a restore: only what is new is asked for
+        await channel.attach(guest.path, HANG_S)  # as after a restore: the host requests only new reports
         assert guest.orders[-1].count("after") == 4
         await channel.order("go", [], HANG_S)
         assert [frame.count("seq") for frame in heard if frame.kind == "exit"] == [4, 8]
@@ -175,7 +175,7 @@ def test_what_a_guest_tells_twice_is_heard_once(tmp_path: Path):
 
 
 def test_what_a_guest_tells_while_the_host_stands_still_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An answer counts even if it arrives when its order is due again: the guest sends what follows it once."""
+    """An answer counts even if it arrives when the repeat of its order is due: later frames are sent only once."""
     repeat_after_s = 0.01
     monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", repeat_after_s)
 
@@ -185,7 +185,7 @@ def test_what_a_guest_tells_while_the_host_stands_still_is_heard(tmp_path: Path,
             guest.say("done", ("seq", 1), ("units", 4))
             guest.say("progress", ("units", 4), ("mono_ns", 1))
             due_s = asyncio.get_running_loop().time() + repeat_after_s
-            while asyncio.get_running_loop().time() <= due_s:  # the loop stands still until then
+            while asyncio.get_running_loop().time() <= due_s:  # blocks the loop until then
                 pass
 
     async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:

@@ -1,4 +1,4 @@
-"""What an agent does when too much waits for the broker: its guests go on, and their events are sent later."""
+"""Too many messages of an agent wait for the broker: its guests keep running, and their events are sent later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.lab.virtual_time import run_in_virtual_time
 
 
 class FullOutbox(Outbox):
-    """One that has no room for messages on some topic while `full` names the end of it."""
+    """A bus without room for messages on the topics that end with `full`."""
 
     full = ""
     refused = 0
@@ -74,7 +74,7 @@ def test_a_full_outbox_neither_ends_an_agent_nor_loses_an_end(
                 if each.guest == "dfrs-short":
                     outbox.full = "/event"
             await asyncio.sleep(60)
-            if lost:  # what was told is to be told again, while as much waits
+            if lost:  # sent events must be sent again, while as many messages wait
                 agent._events.ends.lost()
                 await asyncio.sleep(60)
             assert not running.done()

@@ -1,4 +1,4 @@
-"""The share of a process guest: what was set by somebody else is told once and set right."""
+"""The share of a process guest: a change by another program is reported once, and corrected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NODE_CORES = 2.0
 
 
 class Kernel:
-    """Weights as a kernel keeps them, but for one that does as it likes when it is `deaf`."""
+    """Weights as a kernel keeps them; if `deaf`, the kernel ignores new weights."""
 
     def __init__(self) -> None:
         self.found: dict[str, float] = {}
@@ -48,7 +48,7 @@ def test_a_share_is_set_when_the_guest_enters_and_the_node_is_bounded() -> None:
         kernel = Kernel()
         share = share_of(kernel, [])
         assert share.in_force() is None
-        assert await share.set(0.7) == 0.7  # it waits for its job
+        assert await share.set(0.7) == 0.7  # the guest waits for its job
         assert kernel.found == {}
         await share.take()
         assert (kernel.found, kernel.bounds) == ({"g": 0.35}, [NODE_CORES])

@@ -1,4 +1,4 @@
-"""Guests that say whatever they like: it costs them alone, neither their agent's memory nor the word of their node."""
+"""Guests that send arbitrary messages: these harm only the guest, not its agent's memory or its node's reports."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ lines = st.builds(
 
 
 class Nothing:
-    """A domain that is not there, its platform, its machine."""
+    """A fake domain, with its platform and its machine."""
 
     timeouts = Timeouts()
 
@@ -97,7 +97,7 @@ def process(told: list[DriverEvent], folder: Path) -> ProcessGuest:
 
 
 def passes(sample: GuestSample) -> None:
-    """Have the sample go to a controller by telemetry, and by the reply to a list."""
+    """Send the sample to a controller by telemetry, and by the reply to a list."""
     record = Telemetry(
         node="n1", mono_ns=1, cpu_frac=0.0, memory_used_mib=0.0, disk_read_mib=0.0, disk_written_mib=0.0,
         net_received_mib=0.0, net_sent_mib=0.0, agent_cpu_s=0.0, agent_rss_mib=0.0,
@@ -150,7 +150,7 @@ def test_a_virtual_machine_that_says_an_absurd_number_has_failed(name: str, valu
         await guest._ending
         (failed,) = told
         assert failed.event == "failed"
-        assert f"it spoke nonsense: beat: {name} = '{value}': expected" in str(failed.detail["reason"])
+        assert f"protocol violation: beat: {name} = '{value}': expected" in str(failed.detail["reason"])
 
     asyncio.run(main())
 
@@ -167,7 +167,7 @@ def test_a_program_that_says_an_absurd_number_has_failed(name: str, value: str, 
         said = ",".join(f'"{key}":{value if key == name else number}' for key, number in fields.items())
         for message in Decoder().feed(f'{{"kind":"progress",{said}}}\n'.encode()):
             guest._heard(message)
-        assert guest._trouble.startswith(f"it spoke nonsense: progress: {name} = ")
+        assert guest._trouble.startswith(f"protocol violation: progress: {name} = ")
         assert len(guest._trouble) < 300
         assert guest.told is None
 
@@ -196,7 +196,7 @@ def test_progress_is_told_once_for_each_time_that_it_is_waited_for(monkeypatch: 
         monkeypatch.setattr(guest._channel, "attach", attached)
         monkeypatch.setattr(guest, "on_domain", described)
         monkeypatch.setattr(Nothing, "control_path", lambda _self, _xml: Path("/nowhere"), raising=False)
-        for life in (1, 2):  # of a host
+        for life in (1, 2):  # lives of a host
             await guest.attach(1.0)
             feed(guest, *[encode("progress", [("units", number)]) for number in range(1000)])
             assert [driver_event.event for driver_event in told] == ["progress"] * life
@@ -265,7 +265,7 @@ def test_only_the_end_of_a_console_is_read(tmp_path: Path, monkeypatch: pytest.M
         guest = virtual([])
         guest._console = tmp_path / "console"
         with guest._console.open("wb") as file:
-            file.truncate(1 << 40)  # a hole: read as a whole it is all memory that there is
+            file.truncate(1 << 40)  # a sparse file: reading it whole would exhaust the memory
             file.seek(0, 2)
             file.write(b"\n" * (1 << 14) + b"Kernel panic\n")
         assert guest.words() == "; it printed: Kernel panic"

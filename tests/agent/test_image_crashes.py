@@ -1,4 +1,4 @@
-"""A crash at any byte of a save, a transfer, a repair or a removal: no half image counts, and no only copy is lost."""
+"""A crash at any byte of a save, a transfer, a repair or a removal: no partial image counts, no sole copy is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPEC = GuestSpec(
 
 
 class ImagingDriver(NullDriver):
-    """Writes images as the programs of guests do; a guest ends once its image has its name, whatever its agent does."""
+    """Writes images as the programs of guests do; a guest ends once its image has its name, even without its agent."""
 
     traits = DriverTraits()
     recording: Recording | None = None
@@ -69,7 +69,7 @@ class ImagingDriver(NullDriver):
 
 
 class HypervisorDriver(ImagingDriver):
-    """Writes images as QEMU does: under their name from the beginning, with a header that is changed last, no sync."""
+    """Writes images as QEMU does: under their final name, with a header that is changed last, and without a sync."""
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
         del at
@@ -106,7 +106,7 @@ def node(folder: Path, *, guest: bool) -> Agent:
 
 
 def written(folder: Path, at: int = AT) -> bytes:
-    """Return the right image of the guest at an iteration."""
+    """Return the correct image of the guest at an iteration."""
     if KIND[-1] is HypervisorDriver:
         return b"Save" + MEMORY
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def written(folder: Path, at: int = AT) -> bytes:
 
 
 async def images_of(agent: Agent, right: bytes) -> list[str]:
-    """Return what counts as complete: all of it is right, and known by its digest."""
+    """Return the complete images; assert that each is correct, and matches the digest in its note."""
     found = (await agent.perform(ListGuests()))["images"]
     assert isinstance(found, list)
     for name in found:
@@ -128,7 +128,7 @@ async def images_of(agent: Agent, right: bytes) -> list[str]:
 
 
 class Crashes:
-    """Records an operation of an agent, and looks at what each crash leaves with another agent."""
+    """Records an operation of an agent, and examines the state after each crash with another agent."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -148,7 +148,7 @@ class Crashes:
             await act(agent)
 
     async def each(self, look: Callable[[Left, Path, bool], Awaitable[None]]) -> None:
-        """Lay out what each crash leaves, and look at it; the last argument says whether the machine lost power."""
+        """Restore the state after each crash, and examine it; the last argument is whether the machine lost power."""
         for boot, lefts in (("first", self.recording.killed()), ("second", self.recording.unpowered())):
             self._boot(boot)
             for left in lefts:
@@ -176,7 +176,7 @@ def search_saves(
     before: dict[str, bytes],
     without: type[SyncFile | SyncFolder] | None = None,
 ) -> None:
-    """Look at what every crash of a save leaves; operations of the kind `without` are taken as not done."""
+    """Examine the state after every crash of a save; operations of the kind `without` are ignored."""
 
     async def main() -> None:
         crashes = Crashes(tmp_path, patch)
@@ -191,7 +191,7 @@ def search_saves(
             images = await images_of(node(place, guest=alive), crashes.right)
             if REPLIED in left.marks or (GONE in left.marks and not unpowered):
                 assert images == [IMAGE]
-            if (alive or images) and crashes.looked % 4 == 0:  # of all crashes, some: the same order again
+            if (alive or images) and crashes.looked % 4 == 0:  # for some of the crashes, repeat the same order
                 report = await save(node(place, guest=alive))
                 assert report["digest"] == digest_of(crashes.right)
                 assert await images_of(node(place, guest=False), crashes.right) == [IMAGE]
@@ -303,7 +303,7 @@ def test_a_crash_in_a_transfer_leaves_a_complete_copy_or_none(
         async def look(left: Left, place: Path, unpowered: bool) -> None:  # see `Crashes.each`
             images = await images_of(node(place, guest=False), right)
             assert images == [IMAGE] if REPLIED in left.marks else images in ([], [IMAGE])
-            if crashes.looked % 5 == 0:  # of all crashes, some: it is carried on, too
+            if crashes.looked % 5 == 0:  # for some of the crashes, also continue the operation
                 await act(node(place, guest=False))
                 assert await images_of(node(place, guest=False), right) == [IMAGE]
 
@@ -346,7 +346,7 @@ ORDERS = 8
 def test_orders_at_the_same_time_find_an_image_that_a_killed_agent_has_written_and_not_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noting: bool
 ) -> None:
-    """A resumed save, lists of images, and the survivor's own end: one of them completes the note."""
+    """A resumed save, lists of images, and the end of the surviving guest: one of them completes the note."""
     finished: list[str] = []
     finish = ImageStores.finish
 

@@ -1,4 +1,4 @@
-"""Notes of images: an image without one is partial, and a repeated order about a saved guest gives the same result."""
+"""Notes of images: an image without a note is partial, and a repeated order for a saved guest gives the same result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Dying(NullDriver):
 
 
 def node(folder: Path, driver: NullDriver) -> Agent:
-    """An agent of that folder, which is not on a bus."""
+    """Return an agent with that folder, without a bus."""
     config = AgentConfig("t", "n0", 1.0, 1000, folder / "state", folder / "images", str(folder), serve_images=False)
     return Agent(config, driver, lambda presence: MemoryHub().client("agent", presence))
 

@@ -1,4 +1,4 @@
-"""Room for images on a node: reserved before anything is written, never promised twice, given back at the end."""
+"""Space for images on a node: reserved before a write, never promised twice, and released at the end."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class WritingDriver(NullDriver):
-    """Its images are as large as its guests, and it writes them when the test lets it."""
+    """A driver whose images are as large as its guests, and which writes them when the test permits."""
 
-    traits = DriverTraits()  # what it writes counts, as that of real guests does
+    traits = DriverTraits()  # its images count, as those of real guests do
 
     def __init__(self) -> None:
         super().__init__("whole")

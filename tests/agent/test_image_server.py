@@ -1,4 +1,4 @@
-"""Who gets an image of a node: the holder of a ticket for that very image, once. Strangers get and hold nothing."""
+"""Access to images of a node: the holder of a ticket gets that image, once. Others get nothing and block nothing."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_ticket_is_good_for_the_node_that_it_was_made_for(tmp_path: Path) -> N
         writer.write(request(ticket))
         assert json.loads(await reader.read())["error"] == "the ticket for a-s1.img is node b's"
         writer.close()
-        assert await nodes.fetch(ticket=ticket) == {"bytes": len(CONTENT)}  # the thief has not spent it
+        assert await nodes.fetch(ticket=ticket) == {"bytes": len(CONTENT)}  # the thief has not used it up
 
     on(tmp_path, play, server_tls=a, fetcher_tls=b)
 

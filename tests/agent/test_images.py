@@ -1,4 +1,4 @@
-"""Images between nodes: resumed where they broke off, whole or not at all, and the very one that was named."""
+"""Transfers of images between nodes: resumed at the interruption, complete or not at all, and of the named image."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def test_names_that_could_lead_out_of_the_folder_are_refused(tmp_path: Path, nam
         ImageStore(tmp_path).path(name)
 
 
-# --- a source that is hostile
+# --- a hostile source
 
 
 def fetched_from(tmp_path: Path, answer: bytes, image: ImageRef = REF) -> str:
-    """Fetch from who answers with these bytes; returns the error."""
+    """Fetch from a server that answers with these bytes; returns the error."""
 
     async def main() -> str:
         async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,7 +192,7 @@ def test_an_order_that_makes_no_sense_is_a_bad_record(change: dict[str, object])
 
 
 def _with_port(plain: dict[str, object], port: object) -> bytes:
-    """JSON of a number that the encoder would not write."""
+    """Numbers in JSON that the encoder would not write."""
     plain["action"]["port"] = 4242
     return msgspec.json.encode(plain).replace(b"4242", str(port).encode())
 

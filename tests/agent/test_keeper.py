@@ -1,4 +1,4 @@
-"""The keeper of an agent's programs by itself."""
+"""The keeper of an agent's programs, tested alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def play(folder: Path, work: Callable[[Keeping], Coroutine[None, None, None]]) -
 
 
 async def next_agent(keeping: Keeping, folder: Path) -> Keeping:
-    """Be the agent after one that was killed."""
+    """Play the next agent after one that was killed."""
     keeping.disconnect()
     return await Keeping.open(folder, HANG_S)
 
@@ -130,7 +130,7 @@ def test_messages_wait_for_the_next_agent_and_old_progress_is_left_out(tmp_path:
         assert json.loads(lines[1])["longest_s"] == 9.0
         assert lines[-1] == b'{"kind":"do'
         assert left.pid == kept.pid
-        assert os.read(left.channels["control"], 1) == b""  # it has hung up
+        assert os.read(left.channels["control"], 1) == b""  # the connection is closed
         left.close()
         await again.close()
 
@@ -143,7 +143,7 @@ def test_messages_wait_until_an_agent_has_processed_them(tmp_path: Path) -> None
         with guest:
             guest.sendall(encode("held", at=3))
             await heard(keeping, guest)
-            second = await next_agent(keeping, tmp_path)  # which is killed before it has read them
+            second = await next_agent(keeping, tmp_path)  # this agent is killed before it has read them
             third = await next_agent(second, tmp_path)
             (left,) = third.left
             assert left.heard == encode("held", at=3)
@@ -159,12 +159,12 @@ def test_messages_wait_until_an_agent_has_processed_them(tmp_path: Path) -> None
 
 
 async def heard(keeping: Keeping, guest: socket.socket) -> None:
-    """Disconnect as a killed agent does, and return when the keeper has read all that the guest has sent."""
+    """Disconnect as a killed agent does, and return once the keeper has read all messages of the guest."""
     keeping.disconnect()
     unread = array("i", [1])
     while unread[0]:
         fcntl.ioctl(guest, termios.TIOCOUTQ, unread)
-        await asyncio.sleep(0)  # until the keeper has read: no event tells
+        await asyncio.sleep(0)  # polls until the keeper has read, which no event reports
 
 
 def test_a_program_that_floods_its_channel_is_bounded(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_a_program_that_floods_its_channel_is_bounded(tmp_path: Path) -> None:
         keeping.disconnect()
         sent = 0
         with guest:
-            while True:  # until neither the keeper nor the socket takes more
+            while True:  # until neither the keeper nor the socket accepts more
                 try:
-                    async with asyncio.timeout(1.0):  # speed: it ends a wait for room that never comes
+                    async with asyncio.timeout(1.0):  # speed: ends a wait for space that never becomes free
                         await asyncio.get_running_loop().sock_sendall(guest, b"x" * 4096)
                 except TimeoutError:
                     break
@@ -226,7 +226,7 @@ def test_what_happens_before_a_guest_is_adopted_is_not_lost(tmp_path: Path) -> N
             await asyncio.get_running_loop().sock_sendall(rank, b"cmd=one\n")
             os.kill(kept.pid, signal.SIGKILL)
             await until(lambda: select.select([pidfd], [], [], 0)[0], "the end of the program")
-            for name in ("b", "c"):  # the answer to the second order comes after both messages
+            for name in ("b", "c"):  # the answer to the second order arrives after both messages
                 await again.new(name).spawn(sh("sleep infinity"), ENV, tmp_path, tmp_path / f"{name}.log")
             adopted = again.adopt(left)
             assert adopted.exited.result() == -signal.SIGKILL
@@ -284,7 +284,7 @@ def test_a_keeper_without_an_agent_kills_the_programs_whose_fence_falls_even_sto
             await each.spawn(sh("sleep infinity"), ENV, tmp_path, tmp_path / f"{name}.log")
         os.kill(kept["a"].pid, signal.SIGSTOP)
         keeping.disconnect()
-        fence(tmp_path, a=0.3, b=3600.0)  # a renewal that did not come, as far as a is concerned
+        fence(tmp_path, a=0.3, b=3600.0)  # the renewal for guest a is missing
         await until(lambda: start_ticks(kept["a"].pid) is None, "the end of a")
         again = await Keeping.open(tmp_path, HANG_S)
         assert {left.key.partition(".")[0]: left.code for left in again.left} == {"a": -9, "b": None, "c": None}
@@ -334,7 +334,7 @@ def test_a_keeper_kills_the_programs_of_an_agent_that_is_stopped(tmp_path: Path)
 
 
 def test_a_keeper_waits_for_no_agent_that_does_not_read(tmp_path: Path) -> None:
-    """Each end has the last output with it, and a socket holds few of them."""
+    """Each end message has the last output, and a socket holds few such messages."""
 
     async def work(keeping: Keeping) -> None:
         kept = [keeping.new(f"g{number}") for number in range(40)]
@@ -343,7 +343,7 @@ def test_a_keeper_waits_for_no_agent_that_does_not_read(tmp_path: Path) -> None:
         fence(tmp_path, last=1.0)
         last = keeping.new("last")
         await last.spawn(sh("sleep infinity"), ENV, tmp_path, tmp_path / "last.log")
-        while start_ticks(last.pid) is not None:  # a loop that is stuck
+        while start_ticks(last.pid) is not None:  # a loop that is stuck would not end this
             select.select([], [], [], 0.05)
         assert [await each.exited for each in kept] == [3] * 40
         assert await last.exited == -9

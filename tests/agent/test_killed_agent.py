@@ -1,4 +1,4 @@
-"""An agent is killed and started again while a controller works with it, over a real broker: its guests go on."""
+"""An agent is killed and started again while a controller uses it, over a real broker: its guests keep running."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Killed:
         return {guest["guest"]: guest["state"] for guest in found["guests"]}
 
     def programs(self) -> list[int]:
-        """Return the processes that work for guests of this agent."""
+        """Return the processes of this agent's guests."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -125,7 +125,7 @@ class Killed:
         await until(lambda: "progress" in [event.event for event in self.events], "progress")
 
     async def finish(self) -> None:
-        """Let the guest work at full speed, to its right end."""
+        """Let the guest work at full speed to its end, and check the result."""
         await self.do(SetCaps(caps={SPEC.guest: 1.0}))
         await self.done()
 
@@ -139,7 +139,7 @@ class Killed:
         await until(lambda: not self.programs(), "the end of its processes")
 
     async def interrupted(self, action: AnyAction, begun: Callable[[], object]) -> None:
-        """Kill the agent during a command, once it has begun: the command has failed by the agent's restart."""
+        """Kill the agent during a command, once it has begun: the command fails because of the agent's restart."""
         command = asyncio.ensure_future(self.do(action))
         await until(begun, f"the beginning of {type(action).__name__}")
         await self.kill()
@@ -259,7 +259,7 @@ def test_while_a_guest_is_saved_and_while_it_is_restored(tmp_path: Path) -> None
         again = asyncio.ensure_future(lab.do(Save(guest=SPEC.guest, image=IMAGE)))
         with contextlib.suppress(ProcessLookupError):  # the next agent has continued it already
             os.kill(program, signal.SIGCONT)
-        with contextlib.suppress(CommandFailedError):  # it was saved before this order came
+        with contextlib.suppress(CommandFailedError):  # the guest was saved before this order arrived
             await again
         await until(lambda: not lab.programs(), "its end")
         assert await lab.guests() == {}
@@ -318,7 +318,7 @@ def parallel() -> JobGuests:
 
 
 async def end_of(lab: Killed) -> None:
-    """Wait for the right end of both ranks; nothing of them is left."""
+    """Wait for the correct end of both ranks; none of their processes remains."""
     await until(lambda: len({each.guest for each in lab.events if each.event == "done"}) == 2, "the end of both ranks")
     for spec in RANKS:
         (checksum,) = {each.told["checksum"] for each in lab.events if (each.guest, each.event) == (spec.guest, "done")}
@@ -328,7 +328,7 @@ async def end_of(lab: Killed) -> None:
 
 
 async def ranks_at_work(lab: Killed) -> JobGuests:
-    """Kill the agent while ranks work; return their job, at full speed."""
+    """Kill the agent while ranks work; return their job, which now runs at full speed."""
     job = parallel()
     await lab.operations.start(job, (0, 0), THROTTLED_CORES, ())
     await until(lambda: len({each.guest for each in lab.events if each.event == "progress"}) == 2, "progress")
@@ -348,7 +348,7 @@ def test_while_ranks_work(tmp_path: Path) -> None:
 
 
 def test_again_and_again_while_ranks_leave_mpi(tmp_path: Path) -> None:
-    """An agent needs a moment to pass a barrier and to check a result: so it is killed a bounded number of times."""
+    """The number of kills is bounded, because an agent needs a moment to pass a barrier and to check a result."""
 
     async def work(lab: Killed) -> None:
         await ranks_at_work(lab)

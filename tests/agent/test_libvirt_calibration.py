@@ -25,7 +25,7 @@ def kill(guest: str) -> None:
     (emulator,) = [
         process
         for process in psutil.process_iter(["name", "cmdline"])
-        # what has ended and is not waited for yet has no command line any more
+        # a zombie has no command line any more
         if process.info["name"].startswith("qemu-system")
         and any(guest in word for word in process.info["cmdline"] or ())
     ]

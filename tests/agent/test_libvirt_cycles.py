@@ -1,7 +1,7 @@
-"""Real virtual machines, saved and restored again and again under small caps: none fails, falls silent or loses work.
+"""Real virtual machines, saved and restored repeatedly under small caps: none fails, falls silent or loses work.
 
-`DFRS_GUEST_CYCLES` is the number of cycles (default 60), half of them of a guest alone, half of a job of two ranks.
-`DFRS_GUEST_CYCLES_RESULT` is a file for what was counted, as JSON.
+`DFRS_GUEST_CYCLES` is the number of cycles (default 60), half of them of a single guest, half of a job of two ranks.
+`DFRS_GUEST_CYCLES_RESULT` is a file for the counts, as JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from testbed.bus.messages import GuestSpec
 pytestmark = [needs_hypervisor, pytest.mark.slow, pytest.mark.long]
 CYCLES = int(os.environ.get("DFRS_GUEST_CYCLES", "60"))
 CYCLES_OF_A_LIFE = 10
-UNITS = 120_000  # more than is done in so many cycles, as a rule
-CAPS_CORES = (0.1, 0.1, 0.1, 0.2, 0.3, 0.5, 1.0)  # throttled ones fell silent most often
-SAVED_AGAIN_AT_ONCE = 0.4  # of the cycles
+UNITS = 120_000  # usually more than a guest does in these cycles
+CAPS_CORES = (0.1, 0.1, 0.1, 0.2, 0.3, 0.5, 1.0)  # throttled guests fell silent most often
+SAVED_AGAIN_AT_ONCE = 0.4  # fraction of the cycles
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 
 @dataclass
 class Count:
-    """What was seen over all cycles of one kind."""
+    """The counts over all cycles of one kind."""
 
     cycles: int = 0
-    at_once: int = 0  # of them saved again before they had told anything
+    at_once: int = 0  # cycles that saved again before the guests had reported anything
     lives: int = 0  # guests or jobs that were started, and ended with the right checksum
-    ended_early: int = 0  # of them before all of their cycles
+    ended_early: int = 0  # lives that ended before all of their cycles
     failed: list[str] = field(default_factory=list)
     lost_work: list[str] = field(default_factory=list)
     healed: list[dict[str, object]] = field(default_factory=list)
@@ -54,13 +54,13 @@ class Count:
 
 
 class Life:
-    """One guest or job over its saves and restores."""
+    """One guest or job across its saves and restores."""
 
     def __init__(self, nodes: tuple[Node, Node], specs: list[GuestSpec], count: Count) -> None:
         self._nodes = nodes
         self.members = [(nodes[number % 2], spec) for number, spec in enumerate(specs)]
         self._count = count
-        self._units = {spec.guest: 0 for spec in specs}  # the most that each has told
+        self._units = {spec.guest: 0 for spec in specs}  # the highest report of each guest
 
     async def begin(self) -> None:
         if len(self.members) == 1:
@@ -71,7 +71,7 @@ class Life:
         await self.told()
 
     def take(self, driver_event: DriverEvent) -> None:
-        """Note what a guest told; its work must not go back."""
+        """Record a report of a guest; its work must not decrease."""
         units, guest = driver_event.detail.get("units"), driver_event.guest
         if isinstance(units, int):
             if units < self._units[guest]:
@@ -83,7 +83,7 @@ class Life:
             self._count.failed.append(f"{guest}: {driver_event.detail}")
 
     def drain(self) -> None:
-        """Note what was told by now, but for the end."""
+        """Record the reports so far, except for ends."""
         for place, spec in self.members:
             for driver_event in [one for one in place.driver_events if one.guest == spec.guest]:
                 if driver_event.event in ("progress", "healed", "drift"):
@@ -91,7 +91,7 @@ class Life:
                     self.take(driver_event)
 
     async def told(self) -> None:
-        """Wait until each member has told of progress, or of its end, which is left for who looks for it."""
+        """Wait until each member has reported progress or its end; the report of an end stays in the queue."""
         for place, spec in self.members:
             driver_event = await place.until(spec.guest, "progress", "done", "failed")
             if driver_event.event == "progress":
@@ -100,7 +100,7 @@ class Life:
                 place.hear(driver_event)
 
     async def cycle(self, cap_cores: float, *, move: bool, at_once: bool, number: int) -> bool:
-        """Save and restore all members; return whether they are at work still. Raises `DriverError`."""
+        """Save and restore all members; return whether they are still at work. Raises `DriverError`."""
         images = [place.images / f"{spec.guest}-{number}.img" for place, spec in self.members]
         try:
             await together(place.driver.hold(spec.guest) for place, spec in self.members)
@@ -135,7 +135,7 @@ class Life:
         )  # fmt: skip
 
     async def _go_on(self, images: list[Path]) -> None:
-        """A member had ended by itself when it was to be held or saved: let the others end, too."""
+        """Let the other members end, too, after one ended by itself before its hold or save."""
         for (place, spec), image in zip(self.members, images, strict=True):
             sample = place.sample(spec.guest)
             if sample is None and image.exists():
@@ -144,7 +144,7 @@ class Life:
                 await place.driver.release(spec.guest)
 
     async def end(self) -> None:
-        """Let all members work on to their end, and compare their checksums."""
+        """Let all members work until their end, and compare their checksums."""
         for place, spec in self.members:
             with contextlib.suppress(DriverError):  # it has ended
                 await place.driver.set_cap(spec.guest, 1.0)
@@ -156,13 +156,13 @@ class Life:
 
     async def _checksum(self, place: Node, spec: GuestSpec) -> object:
         driver_event = await place.until(spec.guest, "done", "failed")
-        self.drain()  # what came before
+        self.drain()  # earlier reports
         self.take(driver_event)
         return driver_event.detail.get("checksum")
 
 
 async def together(doing: Iterator[object]) -> None:
-    """Do all to the end, then raise what the first of them raised that failed."""
+    """Wait for all coroutines, then raise the first error, if any."""
     results = await asyncio.gather(*doing, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -171,7 +171,7 @@ async def together(doing: Iterator[object]) -> None:
 
 @contextlib.asynccontextmanager
 async def sampled(*nodes: Node) -> AsyncIterator[None]:
-    """Sample as the agents do: it is how silent guests are found."""
+    """Sample as the agents do, because samples detect silent guests."""
 
     async def sample() -> None:
         while True:
@@ -188,7 +188,7 @@ async def sampled(*nodes: Node) -> AsyncIterator[None]:
 
 
 async def lives(nodes: tuple[Node, Node], specs: list[GuestSpec], cycles: int, seed: int, count: Count) -> None:
-    """Have guests or jobs of these specs live one after the other until so many cycles are done."""
+    """Run guests or jobs of these specs one after the other until the number of cycles is reached."""
     chance = random.Random(seed)  # noqa: S311  # the same cycles each time
     while count.cycles < cycles and not count.failed:
         life = Life(nodes, specs, count)
@@ -206,7 +206,7 @@ async def lives(nodes: tuple[Node, Node], specs: list[GuestSpec], cycles: int, s
 
 
 def tell(begin_s: float, seed: int, counts: dict[str, Count]) -> None:
-    """Show what was counted, and write it where it is wanted."""
+    """Print the counts, and write them to the file of results if there is one."""
     result = {"seed": seed, "elapsed_s": round(time.monotonic() - begin_s, 1)}
     text = json.dumps(result | {kind: asdict(count) for kind, count in counts.items()}, indent=1)
     sys.stdout.write(f"{text}\n")

@@ -1,4 +1,4 @@
-"""What every driver must do, by real virtual machines on two private libvirtds."""
+"""The conformance suite of drivers, with real virtual machines on two private libvirtds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 
 
 class TestLibvirtDriver(DriverConformance):
-    """What every driver must do, by virtual machines on two nodes."""
+    """The conformance suite, with virtual machines on two nodes."""
 
     node_memory_mib = 1536
     memory_mib = 128
     units_a_second = 8_000
-    throttled_cores = 0.1  # an emulated kernel takes some hundredths for itself
+    throttled_cores = 0.1  # an emulated kernel itself takes some hundredths
     throttled_s = 6.0
-    least_calibrated_frac = 1 / 20  # an emulated guest that waits for a CPU takes that for time at work
+    least_calibrated_frac = 1 / 20  # an emulated guest counts time in which it waits for a CPU as work
 
     @pytest.fixture(autouse=True)
     def _lab(self, lab: object) -> None:

@@ -1,4 +1,4 @@
-"""Real virtual machines on two private libvirtds: what only virtual machines can."""
+"""Real virtual machines on two private libvirtds: functions that only virtual machines have."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_job_saved_for_20_s_goes_on_with_one_member_on_the_other_node(lab: obj
         )
         assert all(report.bytes > 100 << 20 and len(report.digest) == 32 for report in reports)
         assert one.driver.sample() == two.driver.sample() == []
-        await asyncio.sleep(20)  # speed: what is tested is that connections outlive it
+        await asyncio.sleep(20)  # speed: the test is that connections outlive this time
         moved = [(two, specs[0]), (two, specs[1])]
         await asyncio.gather(
             *(
@@ -73,7 +73,7 @@ def test_a_job_saved_for_20_s_goes_on_with_one_member_on_the_other_node(lab: obj
 
 
 async def held_and_given_up(one: Node, spec: GuestSpec, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start a guest, hold it, and stop waiting for its save as soon as that is under way."""
+    """Start a guest, hold it, and cancel the wait for its save as soon as the save is under way."""
     from node_agent.drivers.virt.qemu import Qemu
 
     loop, began, save = asyncio.get_running_loop(), asyncio.Event(), Qemu.save
@@ -93,13 +93,13 @@ async def held_and_given_up(one: Node, spec: GuestSpec, image: Path, monkeypatch
 
 
 async def waits(place: Node, spec: GuestSpec, least_s: float) -> tuple[float, ...]:
-    """Return the waits of a rank once they are longer than that, in the sample of its node."""
+    """Return the waits of a rank in the samples of its node, once they exceed a limit."""
     await until(lambda: sum(place.sample(spec.guest).waits_s) > least_s, f"waits of {spec.guest} beyond {least_s}")
     return place.sample(spec.guest).waits_s
 
 
 def test_waits_are_counted_on_through_a_save_and_a_live_migration(lab: object, tmp_path: Path):
-    """Rank 1 has half of the work of rank 0, so it waits for it. Its waits are in its memory, and go where it goes."""
+    """Rank 1 has half of the work of rank 0, so it waits for rank 0. Its waits are in its memory, and move with it."""
 
     async def play(one: Node, two: Node) -> None:
         assert "waits" in one.facts.capabilities
@@ -151,7 +151,7 @@ def test_waits_need_a_bridge_and_the_layer_in_the_image(lab: object, tmp_path: P
         without_bridge, without_layer = await facts(bridge=""), await facts(image=str(other.parent))
         assert {"waits"} & {*without_bridge.capabilities, *without_layer.capabilities} == set()
         assert without_bridge.lacks["waits"] == "its guests have no network without a bridge"
-        why = "the guest image has no layer that notes which ranks wait for which"
+        why = "the guest image has no library that counts the waits of ranks"
         assert without_layer.lacks == {"waits": why}
 
     asyncio.run(main())
@@ -161,10 +161,10 @@ def test_a_save_that_is_given_up_loses_nothing(lab: object, tmp_path: Path, monk
     async def play(one: Node, two: Node) -> None:
         spec, image, there = serial(THROTTLED_UNITS, memory_mib=768), one.images / "a.img", one
         await held_and_given_up(one, spec, image, monkeypatch)
-        if one.driver.sample():  # it was aborted in time
+        if one.driver.sample():  # the save was aborted in time
             assert one.sample(spec.guest).state == "held"
             assert not image.exists()
-        else:  # it was written before: who asks again is told
+        else:  # the image was complete before: a repeated save returns the report
             there = two
             assert (await one.driver.save(spec.guest, None, image)).bytes == image.stat().st_size
             await two.driver.restore(spec, THROTTLED_CORES, image)
@@ -178,14 +178,14 @@ def test_a_save_that_cannot_be_aborted_is_found_by_who_asks_again(
     lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     async def play(one: Node, two: Node) -> None:
-        monkeypatch.setattr("node_agent.drivers.virt.qemu.Qemu.aborts_saves", False)  # as those of Xen cannot be
+        monkeypatch.setattr("node_agent.drivers.virt.qemu.Qemu.aborts_saves", False)  # as with Xen
         spec, image = serial(THROTTLED_UNITS), one.images / "a.img"
         await held_and_given_up(one, spec, image, monkeypatch)
         report = await one.driver.save(spec.guest, None, image)
         assert report.bytes == image.stat().st_size
         assert one.driver.sample() == []
         with pytest.raises(DriverError, match="is not here"):
-            await one.driver.save(spec.guest, None, image)  # it was told once
+            await one.driver.save(spec.guest, None, image)  # the report is returned only once
         await two.driver.restore(spec, THROTTLED_CORES, image)
         await two.driver.release(spec.guest)
         assert await finish([(two, spec)]) == [twin(spec)]
@@ -194,7 +194,7 @@ def test_a_save_that_cannot_be_aborted_is_found_by_who_asks_again(
 
 
 class Relay:
-    """Stands between a driver and its libvirtd, and breaks the connection once words have gone to the daemon."""
+    """A proxy between a driver and its libvirtd, which breaks the connection once the daemon has got given words."""
 
     def __init__(self, socket: str, words: bytes) -> None:
         self._socket = socket
@@ -226,7 +226,7 @@ class Relay:
             await asyncio.sleep(0)  # both transports close their sockets in the next turn of the loop
 
     async def end(self) -> None:
-        """Close all connections, also those that libvirt keeps until nobody knows of them any more."""
+        """Close all connections, also those that libvirt keeps until they are garbage-collected."""
         for link in self.links:
             link.cancel()
         await asyncio.gather(*self.links, return_exceptions=True)
@@ -235,9 +235,9 @@ class Relay:
 def broken_off(
     lab: object, folder: Path, words: bytes, play: Callable[[Node, Node, Relay], Coroutine[None, None, None]]
 ) -> None:
-    """Let the first node's connection break once it has said the words to its libvirtd.
+    """Break the first node's connection once it has sent the words to its libvirtd.
 
-    So it is when an agent stands still for half a minute: libvirtd gives up on it, and goes on with what it was told.
+    The same happens when an agent pauses for half a minute: libvirtd drops its connection, and completes the command.
     """
 
     async def main() -> None:
@@ -299,10 +299,10 @@ def test_a_guest_migrates_while_it_works(lab: object, tmp_path: Path):
         spec = serial(THROTTLED_UNITS, memory_mib=256)
         await one.work(spec)
         report = await migrate(one, two, spec, 0.12)
-        assert report.bytes > 200 << 20  # its memory is full of what cannot be compressed
+        assert report.bytes > 200 << 20  # its memory is full of incompressible data
         assert 0 < report.downtime_s < report.elapsed_s
         assert one.driver.sample() == []
-        await two.driver.adopt(spec, 0.14)  # asked twice, as after a lost answer
+        await two.driver.adopt(spec, 0.14)  # repeated, as after a lost reply
         assert two.sample(spec.guest).cap_cores == pytest.approx(0.14)
         await two.until(spec.guest, "progress")
         assert await finish([(two, spec)]) == [twin(spec)]
@@ -317,7 +317,7 @@ def virsh(lab: object, node: str, *arguments: str) -> None:
 
 
 def test_only_an_emulated_guest_stands_still_while_it_is_copied(lab: object, tmp_path: Path):
-    """QEMU does not notice all that an emulated guest writes meanwhile: checksums were wrong now and then."""
+    """QEMU misses some writes of an emulated guest during the migration: checksums were sometimes wrong."""
     import libvirt
 
     async def play(one: Node, two: Node) -> None:
@@ -363,7 +363,7 @@ def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, t
         nowhere = msgspec.structs.replace(two.destination, uri=uri, host=host)
         with pytest.raises(DriverError, match="still runs here"):
             await one.driver.migrate(spec.guest, nowhere, 4, 3)
-        # 5 MiB/s, so that it cannot be done before anybody looks
+        # 5 MiB/s, so that it cannot be done before the test acts
         await asyncio.to_thread(virsh, lab, "a", "migrate-setspeed", spec.guest, "5")
         with pytest.raises(DriverError, match=r"longer than 0\.2 s; it still runs here"):
             await one.driver.migrate(spec.guest, two.destination, 0.2, HANG_S)
@@ -388,7 +388,7 @@ def test_caps_are_what_the_kernel_measures(lab: object, tmp_path: Path, accuracy
             begin = one.sample(spec.guest).cpu_s
             await asyncio.sleep(3.0)  # speed: the length of the measurement
             used_s = one.sample(spec.guest).cpu_s - begin
-            # the CPU time was read between the two looks at the clock: no pause of this process breaks the bound
+            # the CPU time was read between the two readings of the clock, so no pause of this process breaks the bound
             elapsed_s = time.monotonic() - begin_s
             assert used_s <= cap_cores * elapsed_s + 0.1, f"cap {cap_cores}: used {used_s:.3f} s of {elapsed_s:.3f} s"
             accuracy.check(f"used of {cap_cores} cores", used_s / elapsed_s, 0.8 * cap_cores, cap_cores + 0.03, window)
@@ -422,7 +422,7 @@ def test_a_guest_that_is_killed_fails_alone(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         doomed, other = serial(number=1), serial(THROTTLED_UNITS, 2)
         await asyncio.gather(*(one.driver.start(spec, THROTTLED_CORES) for spec in (doomed, other)))
-        one.driver.domain_stopped(other.guest)  # late word of an earlier domain of that name
+        one.driver.domain_stopped(other.guest)  # a late event of an earlier domain with that name
         os.kill(one.pid(doomed.guest), signal.SIGKILL)
         failed = await one.until(doomed.guest, "failed", "done")
         assert failed.event == "failed"

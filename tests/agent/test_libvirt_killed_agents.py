@@ -1,4 +1,4 @@
-"""Real virtual machines whose agent is killed: what the next agent finds, and what it reports."""
+"""Real virtual machines whose agent is killed: the guests that the next agent finds, and its reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def domains(lab: object) -> list[str]:
 
 
 async def kill(one: Node) -> None:
-    """End a node's driver as when its agent is killed: nobody cleans up."""
+    """End a node's driver without any cleanup, as when its agent is killed."""
     for guest in one.driver._guests.values():
         guest.detach()
     await one.driver._hypervisor.close()
@@ -122,7 +122,7 @@ def test_what_an_earlier_agent_left_without_a_note_is_removed(lab: object, tmp_p
 
 
 class StuckDestroys:
-    """Lets no call of `VirtualGuest.destroy` return; `at_work` is set once the domain was destroyed, or would be."""
+    """Blocks all calls of `VirtualGuest.destroy`; `at_work` is set once the domain was destroyed, or would be."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, destroys: bool) -> None:
         self.at_work = asyncio.Event()
@@ -141,7 +141,7 @@ class StuckDestroys:
 def test_the_end_of_a_guest_is_known_to_the_next_agent_before_its_machine_is_destroyed(
     lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, destroys: bool
 ):
-    spec = serial(300)  # speed: it is to be done before the agent is killed
+    spec = serial(300)  # speed: the work must be done before the agent is killed
 
     async def main() -> None:
         with monkeypatch.context() as patched:

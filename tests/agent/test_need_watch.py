@@ -1,4 +1,4 @@
-"""Windows of guests whose needs are watched: where they begin, what ends them, and what is told of a need."""
+"""Windows of guests whose needs are watched: their begin, their end, and the reported need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver that touches nothing, held to what every driver must do, in virtual time."""
+"""The conformance suite for the null driver, in virtual time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestNullDriver(DriverConformance):
         async def scenario(node: Node) -> None:
             now_s = asyncio.get_running_loop().time
             spec = self.spec("a", 8.0)
-            units = int(UNITS_PER_CORE_S / 10)  # a tenth of a second's work every fifth of a second: half of a core
+            units = int(UNITS_PER_CORE_S / 10)  # work of a tenth of a second in each fifth of a second: half of a core
             program = msgspec.structs.replace(
                 spec.program, units_per_iteration=units, pace_ns=200_000_000, profile="1,0.5@0.5"
             )

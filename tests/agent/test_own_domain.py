@@ -1,4 +1,4 @@
-"""A saved guest comes back as this node's own domain, or not at all, whatever was written into its file."""
+"""A saved guest is restored as this node's own domain, or not at all, with any content of its file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MACHINE = Machine("qemu", Path("/k/beta/vmlinuz"), Path("/k/beta/initramfs"))
 
 
 class Libvirt:
-    """A connection that remembers what is restored; a file that it may only restore, it must not be asked about."""
+    """A connection that records restores; restoring is the only permitted operation on a file."""
 
     def __init__(self, emulator: str = EMULATOR) -> None:
         self.emulator = emulator
@@ -64,7 +64,7 @@ def written(xml: str, cookie: str = COOKIE) -> Iterator[Path]:
 
 
 def restored(xml: str, spec=SPEC, platform: Qemu | None = None) -> str:
-    """Restore a file with a domain on node beta; return what libvirt got."""
+    """Restore a file with a domain on node beta; return the XML that libvirt received."""
     connection = Libvirt()
     with written(xml) as path:
         (platform or qemu()).restore(connection, path, spec, "beta")
@@ -75,7 +75,7 @@ def restored(xml: str, spec=SPEC, platform: Qemu | None = None) -> str:
 
 
 def refused(xml: str, spec=SPEC, cookie: str = COOKIE) -> str:
-    """Try the same; return why it is refused, with libvirt untouched."""
+    """Try the same; return the reason of the refusal, and assert that libvirt was not called."""
     connection = Libvirt()
     with written(xml, cookie) as path, pytest.raises(DriverError) as error:
         qemu().restore(connection, path, spec, "beta")
@@ -96,7 +96,7 @@ def test_a_guest_of_another_node_comes_back_in_this_node_s_place():
     assert root.find("devices/channel/source").attrib == {"mode": "bind"}  # libvirt chooses its path
     for left_out in ("cputune", "seclabel", "devices/interface/target", "devices/interface/alias"):
         assert root.find(left_out) is None
-    # what the guest sees of its machine
+    # the hardware that the guest sees
     assert root.findtext("uuid") == "577ae7d9-35bf-48e0-a152-181ac112c09c"
     assert root.find("os/type").get("machine") == "pc-i440fx-7.2"
     assert root.find("devices/interface/address").get("slot") == "0x02"
@@ -195,10 +195,10 @@ def test_nothing_is_beside_a_domain_but_its_processor(cookie: str):
     [
         ((b"LibvirtQemudPart", 2, 9, 0, 0, 0), "not to its end"),
         ((b"LibvirtQemudSave", 1, 9, 0, 0, 0), "version 1: expected 2"),
-        ((b"LibvirtQemudSave", 2 << 24, 9, 0, 0, 0), "version 33554432"),  # of the other byte order
+        ((b"LibvirtQemudSave", 2 << 24, 9, 0, 0, 0), "version 33554432"),  # in the other byte order
         ((b"LibvirtQemudSave", 2, 9, 0, 1, 0), "format 1: expected 0"),  # libvirt would run gzip
         ((b"LibvirtQemudSave", 2, 4_000_000_000, 0, 0, 0), "4000000000 bytes: expected 1048576"),
-        ((b"LibvirtQemudSave", 2, 9, 0, 0, 10), "10 of 9 bytes"),  # its difference is the size of what libvirt reads
+        ((b"LibvirtQemudSave", 2, 9, 0, 0, 10), "10 of 9 bytes"),  # libvirt reads as many bytes as the difference
         ((b"LibvirtQemudSave", 2, 900, 0, 0, 0), "cut off after 9 of 900 bytes"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_guest_of_another_command_is_refused():
 
 @given(st.data())
 def test_no_element_that_is_put_anywhere_changes_what_libvirt_gets(data):
-    """An element of any name, with any text, below any element of the file: refused, or without any effect."""
+    """An element with any name and text, below any element of the file, is refused or has no effect."""
     root = ET.fromstring(QEMU)  # noqa: S314  # our own
     parent = data.draw(st.sampled_from(list(root.iter())))
     names = ["disk", "source", "emulator", "arg", "filesystem", "alias", "cpu", "feature", "address", "boot", "target"]
@@ -244,7 +244,7 @@ def test_no_element_that_is_put_anywhere_changes_what_libvirt_gets(data):
     assert "/dev/sda" not in given_xml
 
 
-# --- Xen, whose files libvirt restores as they are
+# --- Xen, whose files libvirt restores unchanged
 
 
 def saved(tmp_path: Path, xml: str) -> Path:
@@ -302,7 +302,7 @@ def test_xen_takes_no_label_of_security(tmp_path: Path):
     assert "seclabel" in xen_refuses(tmp_path, XEN.replace("</domain>", label))
 
 
-# --- by libvirt's QEMU driver itself, in a process of its own
+# --- with libvirt's QEMU driver itself, in a separate process
 
 NEEDS_QEMU = pytest.mark.skipif(not Path(EMULATOR).exists(), reason="QEMU is not installed")
 
@@ -320,7 +320,7 @@ def embedded(folder: Path, image: Path) -> str:
 @NEEDS_QEMU
 @pytest.mark.parametrize("form", ["emulator", "bridges"])
 def test_libvirt_runs_nothing_that_somebody_wrote_into_a_file(tmp_path: Path, form: str):
-    """While libvirt reads them it runs the emulator of the first file, and allocates 96 GB for the second one."""
+    """When libvirt reads these files, it runs the emulator of the first one, and allocates 96 GB for the second one."""
     mark, script = tmp_path / "mark", tmp_path / "x.sh"
     script.write_text(f'#!/bin/sh\ntouch {mark}\nexec {EMULATOR} "$@"\n')
     script.chmod(0o755)
@@ -335,7 +335,7 @@ def test_libvirt_runs_nothing_that_somebody_wrote_into_a_file(tmp_path: Path, fo
     assert said.startswith("refused: its domain has devices")
 
 
-# --- by libvirt itself, whose test driver reads and writes domains as the others do, and runs nothing
+# --- with libvirt's test driver, which reads and writes domains as the other drivers do, and runs nothing
 
 
 @pytest.fixture

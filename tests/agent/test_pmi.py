@@ -1,4 +1,4 @@
-"""The process manager of ranks: its lines, its answers, its connection."""
+"""The process manager of ranks: its protocol, its answers, its connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def get(found: PmiServer, key: str) -> str | Barrier | None:
 
 
 def test_no_two_jobs_have_the_same_key_space() -> None:
-    """MPICH makes names of shared memory from that of the key space."""
+    """MPICH derives names of shared memory from the name of the key space."""
     spaces = {PmiServer(0, 2, session).take(b"cmd=get_my_kvsname") for session in (SESSION, SESSION[::-1])}
     assert len(spaces) == 2
 
@@ -220,14 +220,14 @@ def test_a_rank_is_served_at_a_socket_of_its_own(tmp_path: Path) -> None:
         assert await reader.readline() == b"cmd=appnum appnum=0\n"
         assert await reader.readline() == b"cmd=put_result rc=0 msg=success\n"
         other, other_writer = await asyncio.open_unix_connection(str(path))
-        assert await other.read() == b""  # turned away
+        assert await other.read() == b""  # rejected
         other_writer.close()
-        writer.write(b"cmd=barrier_in\ncmd=get_appnum\n")  # the second one too early
+        writer.write(b"cmd=barrier_in\ncmd=get_appnum\n")  # the second command is too early
         assert "MPI speaks in barrier 1" in await troubles.get()
         assert barriers == [Barrier(SESSION, 1, {"-allgather-1-0": "0022"})]
         assert await reader.read() == b""
         writer.close()
-        link.pass_barrier(SESSION, 1, [PEER], last=True)  # nobody is there any more
+        link.pass_barrier(SESSION, 1, [PEER], last=True)  # the peer has disconnected
 
     with_link(tmp_path, lambda pid: pid == os.getpid(), act)
 
@@ -253,7 +253,7 @@ def test_a_rank_that_reads_no_answers_is_not_read_either(tmp_path: Path) -> None
         assert link._transport is not None
         with theirs:
             idle = 0
-            while idle < 1000 and written < 64 << 20:  # turns of the loop in which nothing more is taken
+            while idle < 1000 and written < 64 << 20:  # iterations of the loop in which the socket accepts nothing
                 try:
                     written += theirs.send(asked)
                     idle = 0
@@ -265,7 +265,7 @@ def test_a_rank_that_reads_no_answers_is_not_read_either(tmp_path: Path) -> None
             heard = 0
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(HANG_S):
-                while heard < written // len(b"cmd=get_maxes\n") * (len(MAXES) + 1):  # it goes on where it was
+                while heard < written // len(b"cmd=get_maxes\n") * (len(MAXES) + 1):  # it resumes where it stopped
                     heard += len(await loop.sock_recv(theirs, 1 << 20))
         link.close()
 

@@ -1,4 +1,4 @@
-"""Real processes under real caps, held to what every driver must do."""
+"""The conformance suite of drivers, with real processes under real caps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from node_agent.drivers.protocol import Driver
 
 
 class TestProcessDriver(ProcessSuite):
-    """With control groups, where they can be made."""
+    """With control groups, if this machine permits them."""
 
 
 class TestProcessDriverWithoutPrivilege(ProcessSuite):

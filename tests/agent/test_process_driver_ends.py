@@ -1,4 +1,4 @@
-"""How processes end: killed, orphaned, out of room, with damaged images; and what they take of memory."""
+"""Ends of processes: killed, orphaned, out of disk space, with damaged images; and their use of memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.testing.nodes import Node
 
 pytestmark = pytest.mark.slow
 
-# an agent with a guest that its cap keeps stopped most of the time, and a job of two
+# an agent with a job of two tasks, and with a guest whose cap keeps it stopped most of the time
 ORPHANAGE = """
 import asyncio, json, sys
 from pathlib import Path
@@ -47,7 +47,7 @@ asyncio.run(main())
 """
 
 
-# a program that is saved, and ends before it reads what it is ordered then
+# a program that is saved, and ends before it reads the next order
 WRITTEN = """
 import os, socket
 from pathlib import Path
@@ -174,7 +174,7 @@ class TestEnds:
         for descriptor in descriptors:
             assert select.select([descriptor], [], [], HANG_S)[0], "a process outlived its agent"
             os.close(descriptor)
-        assert segments  # not more: an agent of another test may remove what nobody owns
+        assert segments  # only at least one, as an agent of another test may remove segments without an owner
 
         async def next_agent(_node: Node) -> None:
             assert not [path for path in segments if path.exists()]
@@ -190,8 +190,8 @@ class TestEnds:
             async def first() -> None:
                 await driver.open(node.budget, node.hear)
                 driver._records.add(left.pid)  # type: ignore[union-attr]
-                await driver._caps.close()  # type: ignore[union-attr]  # and nothing else, as if it was killed
-                driver._keeping.disconnect()  # type: ignore[union-attr]  # it is open, as the two before
+                await driver._caps.close()  # type: ignore[union-attr]  # closes only the caps, as if the agent was killed
+                driver._keeping.disconnect()  # type: ignore[union-attr]  # not None, because the driver is open
 
             asyncio.run(first())
             (node.budget.state_dir / "1.sock").touch()
@@ -223,7 +223,7 @@ class TestEnds:
                     await node.driver.start(self.suite.spec("a"), 1.0)
             finally:
                 del self.suite.memory_mib
-            assert "failed" not in node.events("a")  # the order was refused: nothing happened by itself
+            assert "failed" not in node.events("a")  # the order was refused, so there is no event
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 

@@ -48,7 +48,7 @@ class TestJobs:
         self.suite.on_nodes(tmp_path, 1, scenario)
 
     def test_an_unbalanced_job_is_held_and_saved_at_one_point_again_and_again(self, tmp_path: Path) -> None:
-        """Ranks wait for each other's messages when the order comes; one member's first save fails."""
+        """Ranks wait for each other's messages when the order arrives; one member's first save fails."""
 
         async def scenario(one: Node, two: Node) -> None:
             specs = self.suite.job(
@@ -71,7 +71,7 @@ class TestJobs:
             ]
             with pytest.raises(DriverError, match="No such file"):
                 await saves[2]
-            for save in saves[:2]:  # written, but not ended: that they do together
+            for save in saves[:2]:  # the images are written, but the members end only together
                 assert not save.done()
                 save.cancel()
             await asyncio.gather(*saves, return_exceptions=True)
@@ -86,7 +86,7 @@ class TestJobs:
 
     @pytest.mark.parametrize("then", ["ends", "is saved"])
     def test_a_job_of_which_one_member_cannot_be_written_goes_on(self, tmp_path: Path, then: str) -> None:
-        """The members that were written wait for the other: they are given up, released, and come to the right end."""
+        """Saved members wait for the other: their saves are cancelled, and they are released and end correctly."""
 
         async def scenario(one: Node, two: Node) -> None:
             specs = self.suite.job(3, self.suite.throttled_s, topology="ring", units_per_iteration=1000)
@@ -126,7 +126,7 @@ class TestJobs:
             members = list(zip((one, two, two), specs, strict=True))
             await self.suite.start_job(members)
             segments = {path for node, spec in members for path in segments_of(pid_of(node, spec.guest))}
-            assert segments  # all of them: those in the folder may be of jobs that other tests have at work
+            assert segments  # only those of this job, as other tests may have segments in the folder, too
             os.kill(pid_of(two, "m1"), signal.SIGKILL)
             reason = (await two.until("m1", "failed")).detail["reason"]
             assert str(reason) == "it ended by itself: killed by SIGKILL"
@@ -157,7 +157,7 @@ class TestJobs:
     def test_ranks_that_die_before_they_report_their_shared_memory_leave_none(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As when a job is killed while MPI starts: by then a rank has a segment, and its agent has heard of none."""
+        """As when a job is killed while MPI starts: a rank already has a segment that its agent does not know."""
         heard = ProcessGuest._heard
 
         def deaf(guest: ProcessGuest, message: Message | ChannelError) -> None:

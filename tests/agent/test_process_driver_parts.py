@@ -1,4 +1,4 @@
-"""Parts of the process driver by themselves."""
+"""Parts of the process driver, tested alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def calibrating_here() -> list[psutil.Process]:
     """Return the processes that calibrate for this one."""
     found = []
     for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has ended, or its command is not there yet
+        with contextlib.suppress(psutil.Error):  # the process has ended, or has no command line yet
             if "calibrate" in child.cmdline():
                 found.append(child)
     return found
@@ -106,7 +106,7 @@ def test_only_what_an_earlier_agent_started_is_killed(tmp_path):
 
 
 def test_a_process_that_ends_with_one_that_is_killed_is_among_what_was_removed(monkeypatch, tmp_path):
-    """As a program whose keeper is killed first, and may be gone before its turn comes."""
+    """As a program whose keeper is killed first: it may have ended before its own kill."""
     path = tmp_path / "processes.json"
     with subprocess.Popen(["sleep", "infinity"]) as keeper, subprocess.Popen(["sleep", "infinity"]) as program:
         earlier = ProcessRecords(path)
@@ -131,7 +131,7 @@ def test_shared_memory_is_removed_where_it_was_written_down_alone(tmp_path):
     ours, others = (Path(f"/dev/shm/mpich_test_{os.getpid()}_{name}") for name in ("ours", "others"))  # noqa: S108  # where MPI puts it
     elsewhere = tmp_path / "mpich_elsewhere"
     try:
-        with ours.open("wb"), others.open("wb"):  # open, so that no agent of another test takes them for abandoned
+        with ours.open("wb"), others.open("wb"):  # open, so that no agent of another test treats them as abandoned
             elsewhere.touch()
             earlier = ProcessRecords(path)
             earlier.share([ours, elsewhere])
@@ -164,9 +164,9 @@ def test_shared_memory_is_abandoned_once_no_process_has_it_open_or_mapped(monkey
 def test_a_segment_that_cannot_be_removed_keeps_nobody_from_ending(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where another user has a file of its name: the folder is sticky."""
+    """As if another user has a file with this name, because the folder is sticky."""
     foreign, own = tmp_path / "mpich_a", tmp_path / "mpich_b"
-    foreign.mkdir()  # which no `unlink` removes
+    foreign.mkdir()  # `unlink` does not remove a folder
     own.touch()
     segments.remove_segments([foreign, own, tmp_path / "mpich_gone"])
     assert list(tmp_path.iterdir()) == [foreign]
@@ -192,7 +192,7 @@ def test_a_link_takes_one_program_and_tells_nonsense_and_the_end(tmp_path):
         reader, writer = await asyncio.open_unix_connection(str(link.path))
         writer.write(encode("held", at=3) + b"nonsense\n")
         second, second_writer = await asyncio.open_unix_connection(str(link.path))
-        assert await second.read() == b""  # turned away
+        assert await second.read() == b""  # rejected
         second_writer.close()
         link.send("release")
         assert await reader.readline() == encode("release")
@@ -207,7 +207,7 @@ def test_a_link_takes_one_program_and_tells_nonsense_and_the_end(tmp_path):
 
 
 def test_every_record_of_a_rank_that_is_taken_over_has_its_process_manager(tmp_path):
-    """The next agent may be killed after any of them, as after the first message that it reads."""
+    """The next agent may be killed after any message that it reads, also after the first."""
     records: list[GuestRecord] = []
     told: list[DriverEvent] = []
 

@@ -1,4 +1,4 @@
-"""Programs that are parked so that others may write them down, on real processes: written, not written, gone."""
+"""Programs that are parked, so that another program can checkpoint them: checkpointed, not checkpointed, ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TestParked:
     suite = _Base()
 
     async def held(self, node: Node, seconds: float | None = None) -> ProcessGuest:
-        """Return a guest that has worked and stands still."""
+        """Return a guest that has worked and is held."""
         await self.suite.throttle(node, self.suite.spec("a", seconds))
         await node.until("a", "progress")
         await node.driver.hold("a")

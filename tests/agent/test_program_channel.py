@@ -11,11 +11,11 @@ from node_agent.drivers.procs.channel import Channel
 from node_agent.guests.channel import encode
 
 MESSAGE = encode("error", message="x" * 1000)
-MANY = 100  # more than an agent reads at once
+MANY = 100  # more than an agent reads in one call
 
 
 async def hear_once(messages: bytes) -> tuple[bytes, bytes]:
-    """Return what an agent reads first, and what stays in the socket if the agent is then killed."""
+    """Return the messages that an agent reads first, and those that stay in the socket if the agent is then killed."""
     ours, theirs = socket.socketpair()
     rest = ours.dup()
     loop = asyncio.get_running_loop()

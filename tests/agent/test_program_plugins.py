@@ -1,4 +1,4 @@
-"""Programs that are plug-ins: found by name, run as guests, verified where they say what is right."""
+"""Programs that are plug-ins: found by name, run as guests, and verified if they have an expected result."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_plug_in_does_not_take_the_place_of_a_built_in(counters: Path) -> None
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("quiet-counter", "program 'quiet-counter' does not say what its tasks must come to"),
+        ("quiet-counter", "program 'quiet-counter' has no `expected` function"),
         ("broken-counter", "program 'broken-counter': ZeroDivisionError: no idea"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The control channel's framing: whatever arrives, in whatever pieces."""
+"""The control channel's framing, with arbitrary data in arbitrary pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint images: whole and right, or refused."""
+"""Checkpoint images: complete and correct, or refused."""
 
 from __future__ import annotations
 

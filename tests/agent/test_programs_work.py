@@ -1,4 +1,4 @@
-"""What the programs compute: exactly what a program in another language would."""
+"""Results of the programs: exactly those of an implementation in another language."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_ballast_is_incompressible_and_belongs_to_its_task():
     assert len(set(contents)) == 4
     assert len(zlib.compress(contents[0], 1)) > 0.99 * len(contents[0])
     blocks = {contents[0][k : k + 4096] for k in range(0, len(contents[0]), 4096)}
-    assert len(blocks) == 512  # no page is like another, so no host can merge them
+    assert len(blocks) == 512  # all pages differ, so no host can merge them
 
 
 @given(st.integers(1, 200), st.floats(1.0, 100.0), st.integers(1, 3))

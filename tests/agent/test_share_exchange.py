@@ -1,4 +1,4 @@
-"""The exchange of shares between agents: over a network that loses messages, and over the end of an agent."""
+"""The exchange of shares between agents: over a network that loses messages, and across the end of an agent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ORDER = Exchange(
 
 
 class Network:
-    """Hands messages to the agents that are there; some are lost, some come twice."""
+    """Delivers messages to the existing agents; some are lost, some arrive twice."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.handlers: dict[str, Handler] = {}
@@ -53,7 +53,7 @@ class Network:
 
 
 class Node:
-    """One agent's exchange, and a guest that uses what it is told to use."""
+    """One agent's exchange, and a guest with a given CPU use."""
 
     def __init__(self, number: int, folder: Path, uses_cores: float) -> None:
         self.guest, self.name = f"g{number}", f"n{number}"
@@ -114,7 +114,7 @@ def lab(tmp_path: Path, order: Exchange, *uses: float) -> list[Node]:
 
 
 def total(nodes: Sequence[Node]) -> int:
-    """Return all shares of the job, by what the agents keep: of a transfer that was taken, the receiver's count."""
+    """Return the sum of the job's shares in the agents' files; a transfer that was taken counts at its receiver."""
     accounts = {name: state for node in nodes for name, state in node.kept().accounts.items()}
     found = sum(state.shares for state in accounts.values())
     for name, state in accounts.items():
@@ -210,7 +210,7 @@ def test_a_guess_serves_where_the_order_asks_for_it_and_ranks_count_nothing(tmp_
 
 
 def test_waits_of_before_the_agent_began_count_for_nothing(tmp_path: Path) -> None:
-    """A virtual machine counts its waits since its rank began, also over the end of an agent, a save and a restore."""
+    """A virtual machine counts waits since its rank began, also across the end of an agent, a save and a restore."""
 
     async def scenario() -> None:
         order = msgspec.structs.replace(ORDER, mode="distributed", bank="")
@@ -222,11 +222,11 @@ def test_waits_of_before_the_agent_began_count_for_nothing(tmp_path: Path) -> No
             await until(lambda: node.sampled >= last, f"{count} periods")
 
         async with serving(Network(), *nodes):
-            node.units, node.waits_s = 0, ()  # the agent has not heard of it yet
+            node.units, node.waits_s = 0, ()  # the agent has no report of the rank yet
             await periods(2)
             node.units, node.waits_s = 5, (0.0, 100.0, 0.0)
             await periods(3)
-            node.waits_s = (0.0, 1.0, 0.0)  # it began again
+            node.waits_s = (0.0, 1.0, 0.0)  # the rank has started again
             await periods(3)
             assert node.kept().accounts["g2"].shares == shares_of(BOOKED)
             assert nodes[1].kept().accounts["g1"].shares == shares_of(BOOKED)
@@ -237,7 +237,7 @@ def test_waits_of_before_the_agent_began_count_for_nothing(tmp_path: Path) -> No
 
 
 def test_a_period_is_never_shorter_than_it_should_be(tmp_path: Path) -> None:
-    """An agent that was late must not look at its guests again at once: they would seem to use nothing."""
+    """An agent that was late must not sample its guests again at once: they would seem to use no CPU."""
 
     async def scenario() -> None:
         (node,) = lab(tmp_path, ORDER, 0.9)
@@ -248,7 +248,7 @@ def test_a_period_is_never_shorter_than_it_should_be(tmp_path: Path) -> None:
             found = await plain()
             looked_s.append(loop.time())
             if len(looked_s) == 2:
-                await asyncio.sleep(2.5 * ORDER.period_s)  # speed: the machine stands still for some periods
+                await asyncio.sleep(2.5 * ORDER.period_s)  # speed: the machine pauses for some periods
             return found
 
         node.samples = late  # type: ignore[method-assign]
@@ -263,7 +263,7 @@ def test_a_period_is_never_shorter_than_it_should_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("begins", "first"), [(0.2, 1), (0.4, 1), (0.6, 2), (0.9, 2)])
 def test_the_first_period_of_a_guest_begins_with_its_work(tmp_path: Path, begins: float, first: int) -> None:
-    """It ends with a period of the job, but not before half of one has gone: too little would be seen of its use."""
+    """A sample ends with a period of the job, but lasts for at least half of one: a shorter one would be inaccurate."""
 
     async def scenario() -> None:
         order = msgspec.structs.replace(ORDER, period_s=1.0)
@@ -282,7 +282,7 @@ def test_the_first_period_of_a_guest_begins_with_its_work(tmp_path: Path, begins
 
 
 def test_a_share_is_set_when_it_changes_and_again_if_that_failed(tmp_path: Path) -> None:
-    """Setting one takes writes and reads of control groups, for all guests of the job with each message."""
+    """Setting a share takes writes and reads of control groups, which each message would cause for all guests."""
 
     async def scenario() -> None:
         (node,) = lab(tmp_path, ORDER, 0.9)
@@ -300,7 +300,7 @@ def test_a_share_is_set_when_it_changes_and_again_if_that_failed(tmp_path: Path)
             await asyncio.sleep(20 * ORDER.period_s)
         assert calls == [pytest.approx(BOOKED)] * 2
         node.exchange.gone("g0")
-        node.exchange.begin(node.spec(), ORDER)  # a new life of the guest, whose driver knows nothing of the old one
+        node.exchange.begin(node.spec(), ORDER)  # a new life of the guest, whose driver does not know the old one
         async with serving(Network(), node):
             await asyncio.sleep(5 * ORDER.period_s)
         assert len(calls) == 3

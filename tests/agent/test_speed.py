@@ -1,4 +1,4 @@
-"""The probe of cores: quick, and told with every sample of a real node."""
+"""The probe of cores: it is quick, and every sample of a real node has its result."""
 
 import statistics
 import time
@@ -21,7 +21,7 @@ def test_a_sample_tells_how_fast_a_core_is():
 def test_the_probe_takes_little_time_of_a_core():
     probe, kernel = SpeedProbe(), Kernel(seed=1, rank=0, workers=1)
     taken = []
-    for work in (probe.units_per_s, lambda: kernel.run(50)):  # half a millisecond to one, where cores are fast
+    for work in (probe.units_per_s, lambda: kernel.run(50)):  # half a millisecond to one on fast cores
         work()
         begin_ns = time.thread_time_ns()
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Images on disk and in memory: found by name, cold when asked, gone with their agent even if that was killed."""
+"""Images on disk and in memory: found by name, cold on request, removed with their agent even if it was killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.stdin.read()
 
 
 def test_a_store_that_opens_does_not_disturb_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread does that: an agent opens its memory while it notes images of an earlier one."""
+    """Another thread opens the memory: an agent does so while it completes notes of an earlier agent's images."""
     stores = ImageStores(tmp_path / "disk", durable=False)
     begun = ImageStore.begun
 
@@ -67,7 +67,7 @@ def test_a_name_is_that_of_one_image_wherever_it_is(tmp_path: Path) -> None:
     stores.open_memory("n")
     try:
         assert stores.names == ("disk", "memory")
-        assert stores.path("a.img") == tmp_path / "disk/a.img"  # nowhere yet
+        assert stores.path("a.img") == tmp_path / "disk/a.img"  # exists nowhere yet
         stores.place("a.img", "", 1).write_bytes(b"first")
         place = stores.place("a.img", "memory", 1)
         place.write_bytes(b"second")
@@ -102,7 +102,7 @@ def test_what_a_killed_agent_left_in_memory_is_removed_and_nothing_else(tmp_path
     assert (there / "a.img").exists()
     own.remove()
     assert not own.path.exists()
-    alive.communicate()  # its input ends, and it does
+    alive.communicate()  # ends its input, and so the process
     assert sweep(tmp_path) == [there]
     for child in (dead, alive):
         for pipe in (child.stdin, child.stdout):

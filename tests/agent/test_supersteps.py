@@ -1,4 +1,4 @@
-"""What programs tell of their iterations, from the program to the sample."""
+"""Reports of programs about their iterations, from the program to the sample."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_a_look_between_two_samples_takes_nothing_from_the_next():
 
 
 def test_time_of_a_hold_is_in_no_iteration(monkeypatch: pytest.MonkeyPatch):
-    looks_s = iter((7.0, 67.0, 68.0))  # the clock is read where something changes
+    looks_s = iter((7.0, 67.0, 68.0))  # the clock is read at changes only
     monkeypatch.setattr(pace_module.time, "monotonic_ns", lambda: int(next(looks_s) * 1e9))
     pace = Pace()
     pace.step(0, 2 * 10**9, 3 * 10**9)  # 2 s of computing, then 1 s of messages
     for stands in (False, True, True, False, True):
         pace.stand(stands)
-    pace.step(3 * 10**9, 5 * 10**9, 100 * 10**9)  # it stood from 7 to 67 and from 68 to its end
+    pace.step(3 * 10**9, 5 * 10**9, 100 * 10**9)  # the guest was held from 7 to 67 and from 68 to its end
     assert pace.tell(2) == {"steps": 2, "longest_s": 5.0, "compute_s": 4.0, "comm_s": pytest.approx(4.0)}
     pace.step(100 * 10**9, 101 * 10**9, 101 * 10**9)
     assert pace.tell(3)["longest_s"] == 1.0
@@ -79,7 +79,7 @@ class TestJobs:
     suite = _Base()
 
     def test_iterations_of_a_job_that_is_held_saved_and_restored_are_told_once_each(self, tmp_path: Path) -> None:
-        """No iteration contains the time of a hold, and the reported iterations add up to all that there are."""
+        """No iteration contains the time of a hold, and the sum of reported iterations is their total number."""
 
         async def scenario(node: Node) -> None:
             specs = self.suite.job(2, self.suite.throttled_s, topology="ring", units_per_iteration=400)
@@ -94,7 +94,7 @@ class TestJobs:
                         points[sample.guest] += [point] if point is not None else []
 
             async def watch(more: int) -> None:
-                """Take samples until there are so many more points of each rank."""
+                """Take samples until each rank has the given number of further points."""
                 count = {guest: len(found) + more for guest, found in points.items()}
                 async with asyncio.timeout(HANG_S):
                     while any(len(found) < count[guest] for guest, found in points.items()):
@@ -106,11 +106,11 @@ class TestJobs:
             await watch(2)
             await node.driver.hold("m0")
             await node.driver.set_cap("m1", 1.0)
-            await node.work("m1", 0.1)  # many iterations' worth: it is within one, and waits for a message of the other
+            await node.work("m1", 0.1)  # long enough for m1 to wait for a message within an iteration
             await node.driver.hold("m1")
             await node.driver.set_cap("m1", self.suite.throttled_cores)
             held_s = time.monotonic()
-            await asyncio.sleep(2 * (held_s - begin_s))  # speed: the time of a hold is what is tested
+            await asyncio.sleep(2 * (held_s - begin_s))  # speed: the test is about the time of a hold
             released_s = time.monotonic()
             await asyncio.gather(*(node.driver.release(spec.guest) for spec in specs))
             await watch(1)

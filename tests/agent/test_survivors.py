@@ -1,4 +1,4 @@
-"""The lease of guests that an agent takes over: it may last, be released, be replaced, or run out unheard."""
+"""The lease of guests that an agent adopts: it may last, be released, be replaced, or expire without a message."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lease(of: str, **terms: object) -> Lease:
 
 
 class Next:
-    """The next agent, at a time of its own clock; the last one has heard a lease."""
+    """The next agent, at a time of its own clock; the earlier agent had received a lease."""
 
     def __init__(self, folder: Path) -> None:
         last = LeaseGuard(lambda: 0.0)

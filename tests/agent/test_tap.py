@@ -1,4 +1,4 @@
-"""Messages counted at a card: the filter in the kernel, and real connections between two network namespaces."""
+"""Messages counted at a network card: the filter in the kernel, and connections between two network namespaces."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def frame(ip_words: int, tcp_words: int, content: int, kind: int = 0x0800, proto
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A connection with the filter at its end: that takes whatever a socket receives for a frame."""
+    """A connection with the filter at its end, which treats all data that a socket receives as a frame."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
         theirs.setblocking(False)
@@ -61,7 +61,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def passes(pair: tuple[socket.socket, socket.socket], data: bytes) -> bytes:
-    """Return what the filter lets through."""
+    """Return the frames that pass the filter."""
     pair[0].send(data)
     try:
         return pair[1].recv(65536)
@@ -158,7 +158,7 @@ def address(name: str, card: str) -> bytes:
 
 
 def test_bytes_of_messages_are_counted_by_their_sender(ends: tuple[str, str]) -> None:
-    """What leaves the left card goes to the guest, which is on the right, and comes from the rank on the left."""
+    """Frames that leave the left card go from the rank on the left to the guest on the right."""
     left, right = ends
     server = inside(right, SERVER)
     client = None

@@ -1,4 +1,4 @@
-"""What is told of guests while results are still being checked."""
+"""Reports about guests while their results are still being checked."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_end_that_is_told_again_counts_once_and_that_of_a_second_life_too() -
     for entry in ({"kind": "job", "state": "withdrawn"}, {"kind": "cleared"}, again):
         recorder.journal(entry_of({"job": 1, **entry}))
     live.state.phase, live.state.running_on = Phase.RUNNING, (0, 0)
-    tracker.guest_event(0, first)  # the first life's, told again
+    tracker.guest_event(0, first)  # the repeated report of the first life
     assert live.state.finished_tasks == set()
     for guest in ("a0", "a1"):
         tracker.guest_event(0, msgspec.structs.replace(first, guest=guest, mono_ns=2))
@@ -130,7 +130,7 @@ def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: st
         tracker.guest_event(0, report_of(event))
         assert (live.state.phase, live.state.unchecked) == (Phase.DONE, {0: 0})
         forged = GuestEvent(node="n1", guest="a", event="done", mono_ns=1, detail=detail)
-        for word in ("failed", "done"):  # of another node, which has no say about this guest
+        for word in ("failed", "done"):  # from another node, which has no authority over this guest
             tracker.guest_event(1, report_of(msgspec.structs.replace(forged, event=word)))
         assert (live.state.phase, live.state.unchecked) == (Phase.DONE, {0: 0})
         assert suspects == [(1, ActKind.FOREIGN_GUEST)] * 2

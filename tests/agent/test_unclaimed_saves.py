@@ -1,4 +1,4 @@
-"""Guests that leave after saves whose orders nobody waits for: at each moment they are listed, or their images are."""
+"""Guests that leave after saves whose caller is gone: at each moment, either a guest or its image is listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's agent hands to its libvirt when guests migrate live: only what it would have written itself."""
+"""Parameters of live migrations that a node's agent passes to its libvirt: only values of the agent's own making."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TO = Destination(
 
 
 class Domain:
-    """Remembers where it was sent."""
+    """A domain that records its migrations."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, dict[str, str], int]] = []
@@ -48,7 +48,7 @@ class Domain:
 
 
 class Guest:
-    """A guest whose domain does at once what it is told."""
+    """A guest whose domain executes orders at once."""
 
     name = "g"
 
@@ -130,7 +130,7 @@ def test_xen_has_the_same_form():
 
 def test_a_node_whose_guests_do_not_migrate_sends_none():
     async def main(driver: LibvirtDriver) -> None:
-        driver._guests["g"] = SimpleNamespace(name="g")  # type: ignore[assignment]  # nothing of it is asked for
+        driver._guests["g"] = SimpleNamespace(name="g")  # type: ignore[assignment]  # only its existence matters
         with pytest.raises(DriverError, match="guest g: guests of this node do not migrate live"):
             await driver.migrate("g", TO, HANG_S, HANG_S)
 

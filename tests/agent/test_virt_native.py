@@ -1,4 +1,4 @@
-"""The guest image's binaries on this machine, without any hypervisor: measured, capped, and never left behind."""
+"""The guest image's binaries on this machine, without a hypervisor: measured, capped, and always removed."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_the_socket_is_read_from_the_running_domain():
 
 
 class Silent:
-    """A listener that nothing is told."""
+    """A listener that ignores all events."""
 
     def unexpected(self, *_arguments: object) -> None:
         raise AssertionError
@@ -174,7 +174,7 @@ class Silent:
 
 
 class HangsUpBadly:
-    """A connection whose end fails, or never comes."""
+    """A connection whose close fails, or never returns."""
 
     def __init__(self, hangs: threading.Event | None) -> None:
         self._hangs = hangs
@@ -191,7 +191,7 @@ def test_threads_of_a_connection_that_never_came_about_are_let_go():
         with pytest.raises(DriverError, match="libvirt at nonsense"):
             await hypervisor.open(HANG_S)
         await hypervisor.close()
-        await hypervisor.close()  # again is no error
+        await hypervisor.close()  # a second close is no error
         with pytest.raises(RuntimeError, match="after shutdown"):
             await hypervisor.in_thread(lambda: None)
 
@@ -276,7 +276,7 @@ def test_a_silence_counts_once_it_is_confirmed():
 def test_an_agent_that_stood_still_reads_what_its_guests_sent_before_it_gives_them_up():
     silence = Silence(100.0)
     assert silence.sample(1000.0, 60.0) == 0.0
-    silence.heard(1000.1)  # what waited to be read
+    silence.heard(1000.1)  # data that waited to be read
     assert silence.sample(1010.0, 60.0) == 0.0
-    assert silence.sample(1070.0, 60.0) == 0.0  # found only now
+    assert silence.sample(1070.0, 60.0) == 0.0  # detected only now
     assert silence.sample(1075.0, 60.0) == pytest.approx(74.9)

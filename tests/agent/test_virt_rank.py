@@ -1,4 +1,4 @@
-"""The rank in a virtual machine, seen from its agent: answers that are lost, guests that come from another node."""
+"""The rank in a virtual machine, seen from its agent: lost answers, and guests from another node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC = GuestSpec(
 
 
 class World:
-    """A guest that takes orders, or fails as it is told."""
+    """A guest that executes orders, or fails as the test says."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[str, dict[str, object]]] = []
@@ -34,7 +34,7 @@ class World:
         self.rank = self.on_node()
 
     def on_node(self) -> GuestRank:
-        """Return what the agent of a node has of the rank when it gets the guest."""
+        """Return the state of the rank in the agent of a node when the guest arrives there."""
         return GuestRank(SPEC, self.order, self.driver_events.append, self.troubles.append)
 
     async def order(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
@@ -86,7 +86,7 @@ def test_a_rank_is_started_and_served(play) -> None:
         keys = {"-allgather-1-0": "0011"}
         assert (driver_event.guest, driver_event.event) == ("g", "mpi-barrier")
         assert driver_event.detail == {"session": SESSION, "number": 1, "keys": keys}
-        world.says(3, "cmd=barrier_in")  # told again to the same agent
+        world.says(3, "cmd=barrier_in")  # repeated to the same agent
         assert len(world.driver_events) == 1
         world.rank.pass_barrier(SESSION, 1, [RankKeys(rank=1, keys={"-allgather-1-1": "0022"})], last=True)
         assert await world.ordered(4) == {"number": 3, "state": f"{SESSION}.1", "text": "cmd=barrier_out"}
@@ -126,12 +126,12 @@ def test_a_guest_that_refuses_an_answer_has_failed(play) -> None:
 
 def test_the_next_node_goes_on_where_the_rank_was(play) -> None:
     async def scenario(world: World) -> None:
-        world.rank.pass_barrier(SESSION, 2, [], last=True)  # before the guest has said anything here
+        world.rank.pass_barrier(SESSION, 2, [], last=True)  # before the first message of the guest here
         world.says(70, "cmd=barrier_in", f"{SESSION}.1")
         assert world.driver_events[0].detail == {"session": SESSION, "number": 2, "keys": {}}
         world.rank.pass_barrier(SESSION, 2, [], last=True)
         assert await world.ordered(1) == {"number": 70, "state": f"{SESSION}.2", "text": "cmd=barrier_out"}
-        world.rank = world.on_node()  # it moves on before the answer has come
+        world.rank = world.on_node()  # it moves again before the answer has arrived
         world.says(70, "cmd=barrier_in", f"{SESSION}.1")
         assert world.driver_events[1].detail == world.driver_events[0].detail
         world.rank = world.on_node()
@@ -144,8 +144,8 @@ def test_the_next_node_goes_on_where_the_rank_was(play) -> None:
 @pytest.mark.parametrize(
     ("line", "state", "words"),
     [
-        ("cmd=spawn execname=/bin/sh", f"{SESSION}.0", "it spoke nonsense: MPI says 'cmd=spawn execname=/bin/sh'"),
-        ("\ufffd", f"{SESSION}.0", "it spoke nonsense: MPI says"),
+        ("cmd=spawn execname=/bin/sh", f"{SESSION}.0", "protocol violation: MPI says 'cmd=spawn execname=/bin/sh'"),
+        ("\ufffd", f"{SESSION}.0", "protocol violation: MPI says"),
         ("cmd=get_appnum", "", "the state of its rank is ''"),
         ("cmd=get_appnum", "../../x.1", "the state of its rank is '../../x.1'"),
         ("cmd=barrier_in", f"{SESSION}.9999", "MPI enters barrier 10000: expected at most"),

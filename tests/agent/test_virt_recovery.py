@@ -1,4 +1,4 @@
-"""A guest that tells nothing: attached to again while its machine works, given up for a stated reason else."""
+"""A silent guest: the host attaches again while the machine works, and otherwise gives up with a stated reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC = GuestSpec(
 
 
 def judged(recovery: Recovery, begin_s: int, end_s: int, cores: float) -> list[tuple[int, Reattach | GiveUp]]:
-    """Return what samples of each second come to, of a machine that uses so many cores."""
+    """Return the verdict of one sample per second, of a machine that uses the given number of cores."""
     found = ((second, recovery.sample(float(second), second * cores)) for second in range(begin_s, end_s))
     return [(second, verdict) for second, verdict in found if not isinstance(verdict, Fine)]
 
@@ -65,7 +65,7 @@ def test_a_machine_that_stops_after_it_was_attached_to_has_not_answered():
 def test_new_work_forgives_what_was_before_and_old_work_does_not():
     recovery = Recovery(0.0, PATIENCE)
     begin_s = 0
-    for units, attempts in ((1, 1), (1, 1), (1, 2), (2, 3), (2, 1)):  # told after an attempt; attempts at that time
+    for units, attempts in ((1, 1), (1, 1), (1, 2), (2, 3), (2, 1)):  # reported after an attempt; attempts by then
         assert [type(verdict) for _, verdict in judged(recovery, begin_s, begin_s + 27, 0.1)] == [Reattach]
         assert recovery.attempts == attempts
         assert recovery.told(begin_s + 27.0, units) == 27.0
@@ -79,7 +79,7 @@ def test_who_is_only_now_expected_to_tell_is_not_blamed_for_before():
     assert judged(recovery, 0, 24, 0.1) == []
     recovery.expected(100.0)  # held meanwhile
     assert [second for second, _ in judged(recovery, 100, 140, 0.1)] == [126]
-    recovery.expected(130.0)  # attached, but it has not told anything yet
+    recovery.expected(130.0)  # attached, but the guest has not reported anything yet
     assert recovery.told(131.0, 1) == 31.0
 
 
@@ -88,7 +88,7 @@ def test_an_agent_that_stood_still_blames_nobody(stood_s: float, cpu_s: float):
     recovery = Recovery(0.0, PATIENCE)
     assert recovery.sample(1.0, 0.0) == Fine()
     assert recovery.sample(1.0 + stood_s, cpu_s) == Fine()
-    recovery.told(1.1 + stood_s, 0)  # what waited to be read
+    recovery.told(1.1 + stood_s, 0)  # data that waited to be read
     assert recovery.sample(1.0 + stood_s + CONFIRMED_AFTER_S, cpu_s + WORKED_S) == Fine()
     assert recovery.attempts == 0
 
@@ -102,7 +102,7 @@ class FakeDomain:
 
 
 class FakeHypervisor:
-    """Has one domain, until it is destroyed."""
+    """A platform with one domain, until that is destroyed."""
 
     there = True
 
@@ -123,7 +123,7 @@ class FakeHypervisor:
 
 
 class Machine:
-    """Virtual CPUs that use `per_look_s` between two looks."""
+    """Virtual CPUs that use `per_look_s` between two samples."""
 
     def __init__(self, per_look_s: float) -> None:
         self._per_look_s = per_look_s
@@ -154,7 +154,7 @@ Play = Callable[[FakeGuest, VirtualGuest, list[DriverEvent]], Coroutine[None, No
 
 
 def with_machine(tmp_path: Path, per_look_s: float, answer: Callable[[FakeGuest, Frame], None], play: Play) -> None:
-    """Play with a guest that is at work, of an agent that is impatient."""
+    """Run a test with a working guest, and an agent with short timeouts."""
 
     async def main() -> None:
         told: list[DriverEvent] = []
@@ -175,14 +175,14 @@ def with_machine(tmp_path: Path, per_look_s: float, answer: Callable[[FakeGuest,
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a silence confirmed soon, and no order repeated on a machine that stands still."""
+    """Confirm a silence soon, and do not repeat orders on a machine that pauses."""
     monkeypatch.setattr("node_agent.drivers.virt.channel.REPEAT_AFTER_S", HANG_S)
     monkeypatch.setattr("node_agent.drivers.virt.channel.REOPEN_AFTER_S", HANG_S)
     monkeypatch.setattr("node_agent.drivers.virt.recovery.CONFIRMED_AFTER_S", 0.02)
 
 
 def after_hosts(hosts: int) -> Callable[[FakeGuest, Frame], None]:
-    """Answer every host, and tell of work only to those from a number on."""
+    """Answer every host, but report work only from a given connection on."""
 
     def answer(guest: FakeGuest, frame: Frame) -> None:
         obey(guest, frame)

@@ -1,4 +1,4 @@
-"""What a virtual machine says of its work is checked, above all for whose messages its rank has waited."""
+"""Checks of a virtual machine's reports about its work, above all of the ranks for which its rank has waited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layer below MPI that notes who waits for whom, under a program that knows nothing of it."""
+"""The layer below MPI that records which rank waits for which, under a program that does not know the layer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from node_agent.drivers.procs.waits import WaitsLayer
 from node_agent.programs.waits import VARIABLE, Waits
 
 RANKS = 3
-# Each rank receives from the one before it, in several ways. That one sends once it has waited for 50 ms of CPU time:
-# MPI waits busily, so this is not a matter of the machine's speed.
+# Each rank receives from its predecessor, in several ways. The predecessor sends after 50 ms of CPU time. MPI
+# busy-waits, so the test does not depend on the machine's speed.
 PROGRAM = """
 import os, sys, time
 import mpi4py

@@ -113,7 +113,7 @@ def test_a_watch_that_is_cancelled_stops_sampling() -> None:
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await watching
-        await asyncio.to_thread(sampling[0].join, 60.0)  # half of the time for which it would sample
+        await asyncio.to_thread(sampling[0].join, 60.0)  # half of the duration of the sampling
         assert not sampling[0].is_alive()
 
     asyncio.run(main())

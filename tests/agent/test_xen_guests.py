@@ -1,4 +1,4 @@
-"""What every driver must do, by guests of Xen: runs in its domain 0, where tests/box takes it on a nested node."""
+"""The conformance suite of drivers, with guests of Xen: it runs in domain 0; tests/box runs it on a nested node."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ pytestmark = [
 
 
 class TestXenDriver(DriverConformance):
-    """Two drivers share the hypervisor, as no two agents do: what is theirs is told apart by names alone."""
+    """Two drivers share the hypervisor, unlike agents: only the names of their guests distinguish them."""
 
     lacks = frozenset({"live", "traffic"})
     lazy = False
     node_memory_mib = 1024
     memory_mib = 128
-    node_cpus = 0.5  # of the one there is: as with real jobs, the control domain gets the rest
+    node_cpus = 0.5  # of one CPU; as with real jobs, the control domain gets the rest
     units_a_second = 4_000
-    watched_frac = 0.1  # each is a call to a hypervisor that is slow to answer: 8 to 15 a second were seen
-    throttled_cores = 0.1  # an emulated kernel takes some hundredths for itself
+    watched_frac = 0.1  # each sample is a call to a slow hypervisor: 8 to 15 calls per second were measured
+    throttled_cores = 0.1  # an emulated kernel itself takes some hundredths
     throttled_s = 10.0
-    least_calibrated_frac = 1 / 20  # an emulated guest that waits for a CPU takes that for time at work
+    least_calibrated_frac = 1 / 20  # an emulated guest counts time in which it waits for a CPU as work
 
     def make(self) -> Driver:
         from node_agent.drivers.virt.xen import XenDriver

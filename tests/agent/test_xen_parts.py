@@ -90,7 +90,7 @@ def test_a_guest_type_that_is_none_is_refused():
 
 
 class _Credit:
-    """Xen's domain of so many virtual CPUs; it keeps the cap as the hypervisor does, in whole percent."""
+    """A domain of Xen with some virtual CPUs; it keeps the cap as the hypervisor does, in whole percent."""
 
     def __init__(self, vcpus: int) -> None:
         self.parameters: dict[str, int] = {}
@@ -124,7 +124,7 @@ def test_a_cap_is_percent_of_one_physical_cpu_for_the_whole_domain(each_cores: f
     else:
         assert cap == pytest.approx(max(0.01, each_cores * vcpus), abs=0.005 + 1e-9)
         assert domain.parameters["cap"] >= 1  # 0 would be no cap at all
-    owed_cores = min(cap or vcpus, 6.0)  # a guest without a cap comes before others no more than the node promises
+    owed_cores = min(cap or vcpus, 6.0)  # a guest without a cap gets no more priority than the node promises
     assert domain.parameters["weight"] == guest_weight(owed_cores, vcpus)
     assert cpus.seen().cap_cores == cap
     assert (cpus.cpu_s(), cpus.seen().rss_mib) == (12.5, 200)
@@ -132,7 +132,7 @@ def test_a_cap_is_percent_of_one_physical_cpu_for_the_whole_domain(each_cores: f
 
 @st.composite
 def machines(draw: st.DrawFn) -> tuple[int, float, int, list[tuple[int, int]]]:
-    """A machine's cores, those for guests, virtual CPUs of domain 0; guests of (cap in percent, vCPUs) that fit."""
+    """A machine's cores, the cores for guests, virtual CPUs of domain 0; fitting guests as (cap in percent, vCPUs)."""
     cores = draw(st.integers(1, 64))
     room = most = 100 * cores - 25  # domain 0 has a quarter of a core at least
     guests = []
@@ -151,7 +151,7 @@ def test_no_share_by_weight_is_below_a_cap_while_caps_fit_the_node(machine):
     each = [guest_weight(percent / 100, vcpus) for percent, vcpus in guests]
     counted = [weight * vcpus for weight, (_percent, vcpus) in zip(each, guests, strict=True)]  # as Xen does
     dom0 = dom0_weight(cores, for_guests, dom0_vcpus)
-    assert all(1 <= weight <= 65_535 for weight in [*each, dom0])  # what Xen takes
+    assert all(1 <= weight <= 65_535 for weight in [*each, dom0])  # the range that Xen accepts
     whole = sum(counted) + dom0 * dom0_vcpus
     rounded = 1 + sum(vcpus for _percent, vcpus in guests) / (4096 * cores)
     for weight, (percent, _vcpus) in zip(counted, guests, strict=True):
@@ -174,7 +174,7 @@ def test_domain_0_is_set_up_when_the_driver_opens_and_a_scheduler_without_caps_i
         _set_up_dom0(connection, 0.25)
 
 
-# --- what libvirt saved
+# --- files that libvirt saved
 
 
 def saved(text: bytes, *, magic: bytes = b"libvirt-xml\n \0 \r", length: int | None = None) -> bytes:
@@ -253,7 +253,7 @@ class Console:
         self.guest, host = os.openpty()
         tty.setraw(self.guest)
         self.path = Path(os.ttyname(host))
-        self._host = host  # else the terminal hangs up when the channel detaches
+        self._host = host  # otherwise the terminal is closed when the channel detaches
         self.process = subprocess.Popen([str(agent), str(self.guest), str(folder)], pass_fds=[self.guest])
 
     def print(self, text: str) -> None:
@@ -296,7 +296,7 @@ async def console(agent: Path, folder: Path) -> AsyncIterator[tuple[Console, Gue
 def test_orders_and_words_go_through_a_terminal(agent: Path, tmp_path: Path):
     async def main() -> None:
         async with asyncio.timeout(HANG_S), console(agent, tmp_path) as (_, channel, heard, news):
-            long = "x" * 6000  # more than a terminal holds at once
+            long = "x" * 6000  # more than a terminal can buffer
             await channel.order("run", [("arg", "/bin/echo"), ("arg", long)], HANG_S)
             while not [frame for frame in heard if frame.kind == "exit"]:
                 news.clear()
@@ -319,7 +319,7 @@ def test_what_the_kernel_prints_into_a_frame_is_told_again(agent: Path, tmp_path
                 news.clear()
                 await news.wait()
             numbered = [frame.count("seq") for frame in heard if "seq" in frame.fields]
-            assert numbered == sorted(set(numbered))  # each once, none left out
+            assert numbered == sorted(set(numbered))  # each once, none missing
             assert numbered == list(range(1, len(numbered) + 1))
             assert channel.overheard[-1] == "[   12.4] and more"
             assert [line for line in channel.overheard if not is_frame(line)] == ["[   12.4] and more"]

@@ -1,4 +1,4 @@
-"""What happened in a run, or in a served lab, as a trace for other policies."""
+"""A run, or a served lab, converted to a trace for other policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names that `testbed` exports: each is there, typed, and imported only when it is used."""
+"""The names that `testbed` exports: each exists, is typed, and is imported only on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Run`: frames, tables, figures and state of run directories, whole, growing, killed, broken, hostile and old."""
+"""`Run`: frames, tables, figures and state of run directories: complete, growing, killed, broken, hostile and old."""
 
 from __future__ import annotations
 

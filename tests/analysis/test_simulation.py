@@ -1,4 +1,4 @@
-"""`simulate`: the same figures as `testbed simulate`, from files and jobs, names and policies."""
+"""`simulate`: the same figures as `testbed simulate`, from files or jobs, and from names or policies."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_mistakes_are_told_in_one_line(changed: dict, words: str, trace: Path) -
 
 
 class _Lazy:
-    """Never runs anything."""
+    """A policy that never runs a job."""
 
     name, needs_estimates, period_s = "<Lazy>", False, None
 

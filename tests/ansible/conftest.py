@@ -1,4 +1,4 @@
-"""What the tests on machines of their own share."""
+"""Fixtures of the tests on provisioned machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.ansible.hosts import make_wheels
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This project's wheel and all that it needs, made once, also for the workers of pytest-xdist."""
+    """The wheels of this project and of its requirements, made once for all workers of pytest-xdist."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheels"
     folder.mkdir(exist_ok=True)

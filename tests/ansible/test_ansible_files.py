@@ -1,4 +1,4 @@
-"""All playbooks and roles, also those that cannot run here: their syntax, and what ansible-lint says."""
+"""All playbooks and roles, also those that cannot run here: their syntax, and ansible-lint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_role_says_what_it_takes(role: str) -> None:
     defaults = folder / "defaults/main.yml"
     given = set(yaml.safe_load(defaults.read_text()) or {}) if defaults.exists() else set()
     private = {name for name in given - known if name.endswith(("_packages", "_url", "_repository"))}
-    assert given - known - private == set(), "a default that nobody can know of"
+    assert given - known - private == set(), "a default of an undocumented variable"
 
 
 def test_a_list_that_libvirt_does_not_read_fails_the_play() -> None:
@@ -55,7 +55,7 @@ def test_a_list_that_libvirt_does_not_read_fails_the_play() -> None:
     (block,) = [task["block"] for task in yaml.safe_load((role / "tasks/main.yml").read_text()) if "block" in task]
     (task,) = [each for each in block if "hypervisor-lists'" in str(each.get("ansible.builtin.command"))]
     assert "failed_when" not in task
-    assert "when" not in task, "each time, as an earlier play may have failed between the file and libvirtd"
+    assert "when" not in task, "each time, because an earlier play may have failed after the file and before libvirtd"
     assert "groups['nodes']" in task["ansible.builtin.command"]["argv"]
     assert "virt-admin" not in (role / "handlers/main.yml").read_text()
 

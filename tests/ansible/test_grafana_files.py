@@ -1,4 +1,4 @@
-"""Grafana's files are those that the generator makes, and name nothing that is not measured."""
+"""Grafana's files are the output of the generator, and use only quantities that are measured."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_grafana_s_own_model_keeps_every_key() -> None:
 
 
 def missing(before: object, after: object, where: str = "") -> list[str]:
-    """What of a document a model does not know, or changes."""
+    """Return the parts of a document that a model does not know, or changes."""
     if isinstance(before, dict) and isinstance(after, dict):
         lost = [f"{where}/{key}" for key in before if key not in after]
         return lost + [
@@ -205,7 +205,7 @@ def test_influxdb_s_own_parser_takes_every_query() -> None:
 
 
 def with_variables(text: str, begin: str) -> str:
-    """A query as Grafana sends it; `v` stands in for what it and InfluxDB's page fill in."""
+    """Return a query as Grafana sends it; `v` replaces the variables that Grafana and InfluxDB's page fill in."""
     text = text.replace("${lab}", "local").replace("${run}", "a-run")
     imports, found, rest = text.rpartition("\n\n")
     return f"{imports}{found}{begin}{rest}"

@@ -1,4 +1,4 @@
-"""`testbed node`, and what else works over ssh, on two real hosts with an sshd each."""
+"""`testbed node` and other commands over ssh, on two real hosts with an sshd each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_n
 
 @dataclass
 class Lab:
-    """Two hosts, and commands in a folder with their file."""
+    """Two hosts, and commands in a folder with their hosts file."""
 
     folder: Path
     ssh: Ssh
@@ -105,7 +105,7 @@ def test_an_agent_that_ends_at_once_is_told_with_its_last_words(lab: Lab) -> Non
     said = lab.run("node", "restart", "n1", code=1)
     assert "driver 'unknown': expected one of" in said
     script.write_text(kept)
-    (script.parent / "agent.pid").write_text(f"{os.getpid()}\n")  # an id that is somebody else's by now
+    (script.parent / "agent.pid").write_text(f"{os.getpid()}\n")  # the id of another process
     (script.parent / "agent.pid.began").write_text("1\n")
     assert lab.run("node", "restart", "n1") == "n1: restarted\n"
     assert lab.agent_pid(lab.hosts[0]) != os.getpid()
@@ -170,7 +170,7 @@ def test_what_a_killed_agent_left_there_is_cleaned_up_from_here(lab: Lab) -> Non
     image = host.root / "opt/dfrs-testbed/images/job-1-0.img"
     image.write_bytes(b"saved")
     lab.run("node", "restart", "n2")
-    # an agent that starts removes what is of no use any more; the command does not wait until it has begun its work
+    # an agent removes useless files when it starts; the command does not wait until the agent works
     wait_until(lambda: not image.exists(), f"the end of {image}")
     image.write_bytes(b"saved")
     subprocess.run(["kill", "-9", str(lab.agent_pid(host))], check=True)

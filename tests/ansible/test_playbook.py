@@ -1,4 +1,4 @@
-"""The playbook on real hosts over ssh: twice, the second time nothing changes; then agents talk over TLS."""
+"""The playbook on real hosts over ssh: a second run changes nothing; then agents communicate over TLS."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from testbed.lab.remote.hosts import load_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = ROOT / "ansible"
-TAGS = "--tags=certificates,common,time,broker,storage,agent"  # of roles that need no systemd and no other repository
-SECRETS = ("influxdb_token", "influxdb_password")  # every role asks for its own, whatever the tags
+TAGS = "--tags=certificates,common,time,broker,storage,agent"  # roles that need neither systemd nor another repository
+SECRETS = ("influxdb_token", "influxdb_password")  # every role requires its own, with any tags
 _COUNT = re.compile(r"(\w+)=(\d+)")
 Lab = tuple[Path, Ssh, list[HostAt]]
 
@@ -62,7 +62,7 @@ def _reached(host: HostAt) -> dict[str, object]:
 
 
 def play_words(inventory: Path, playbook: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a playbook, whatever comes of it."""
+    """Run a playbook, which may fail."""
     environment = {
         **os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
         "ANSIBLE_LOG_PATH": str(inventory.parent / "ansible.log"),
@@ -79,14 +79,14 @@ def play(inventory: Path, playbook: str, *words: str) -> dict[str, dict[str, int
     done = play_words(inventory, playbook, *words)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     _, _, recap = done.stdout.rpartition("PLAY RECAP")
-    print(f"{playbook} {' '.join(words)}{recap}")  # noqa: T201  # pytest shows it with -rP or where a test fails
+    print(f"{playbook} {' '.join(words)}{recap}")  # noqa: T201  # pytest shows it with -rP, or if the test fails
     hosts = {line.split()[0]: dict(_COUNT.findall(line)) for line in recap.splitlines() if " ok=" in line}
     return {name: {what: int(count) for what, count in counts.items()} for name, counts in hosts.items()}
 
 
 @pytest.fixture(scope="module")
 def played(lab: Lab) -> dict[str, dict[str, int]]:
-    """What the first run of the playbook changed; a check before it only tells, on machines that have nothing yet."""
+    """The changes of the first run of the playbook; before it, a run in check mode changes nothing on new machines."""
     told = play(lab[0], "site.yml", TAGS, "--check")
     assert all(told[host.name]["changed"] > 0 for host in lab[2])
     assert not any((host.root / "etc/dfrs-testbed").exists() for host in lab[2])
@@ -111,7 +111,7 @@ def test_the_second_run_changes_nothing_nor_does_a_check(lab: Lab, played: dict[
 
 @contextlib.contextmanager
 def services(found: list[HostAt], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start by hand what systemd would, and yield the head's broker; the nodes' agents are as their units say."""
+    """Start the services in place of systemd, the agents as in their units; yield the head's broker."""
     words = [["/usr/sbin/mosquitto", "-c", "/etc/mosquitto/dfrs/mosquitto.conf"]]
     for host in found[1:]:
         unit = (host.root / "etc/systemd/system/dfrs-agent.service").read_text().replace("\\\n", " ")
@@ -128,7 +128,7 @@ def services(found: list[HostAt], log: Path) -> Iterator[subprocess.Popen[bytes]
 
 
 def online(inventory: Path, found: list[HostAt], log: Path, wanted: tuple[str, ...]) -> None:
-    """Ask the lab, as its controller, which nodes are there; again until they are the wanted ones."""
+    """Ask the lab, as its controller, for its nodes, until these are the wanted ones."""
     environment = {**os.environ, "TESTBED_TLS_DIR": str(inventory.parent / "certificates/controllers/alice")}
     hangs_s = time.monotonic() + HANG_S
     while True:
@@ -165,7 +165,7 @@ def test_agents_meet_their_controller_and_certificates_are_rotated(lab: Lab, tmp
 
 
 def put_out(inventory: Path, broker: subprocess.Popen[bytes]) -> None:
-    """Revoke n1 by one command, over ssh, while its agent goes on and would like to be there."""
+    """Revoke n1 by one command, over ssh, while its agent keeps running and tries to connect."""
     folder = inventory.parent
     machines = folder / "hosts.toml"
     text = machines.read_text().replace("[head]", f'[head]\nreload = ["kill", "-HUP", "{broker.pid}"]')

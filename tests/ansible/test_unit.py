@@ -119,14 +119,14 @@ def test_the_playbook_asks_each_time_whose_authority_it_uses() -> None:
 
 
 def rendered(**variables: object) -> str:
-    """Return the file of machines that the role gives to `testbed node unit`."""
+    """Return the hosts file that the role gives to `testbed node unit`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     about = {
         "dfrs_address": "192.0.2.11", "dfrs_cpus": 8, "dfrs_memory_mib": 32000, "dfrs_driver": "libvirt",
         "ansible_host": "192.0.2.11", **variables,
     }  # fmt: skip
-    environment = Environment(  # noqa: S701  # no page
+    environment = Environment(  # noqa: S701  # not a web page
         loader=FileSystemLoader(PLAYBOOKS / "templates"), undefined=StrictUndefined, keep_trailing_newline=True,
         trim_blocks=True,
     )  # fmt: skip
@@ -177,7 +177,7 @@ def test_the_role_has_no_unit_and_no_package_of_its_own() -> None:
 
 @pytest.mark.parametrize("path", ["ansible", "scripts", "testbed/lab/remote"])
 def test_whatever_pip_installs_has_hashes_or_is_a_wheel_of_ours(path: str) -> None:
-    """In scripts/test, which installs into its caller's own environment, versions alone are locked."""
+    """scripts/test installs into its caller's environment, so it locks versions only, not hashes."""
     files = [file for file in (ROOT / path).rglob("*") if file.is_file() and file.suffix not in {".pyc", ".txt"}]
     found = [
         line.strip()
@@ -214,7 +214,7 @@ def test_locks_are_of_the_versions_that_are_tested() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home whose environment has a pip that notes what it is called with."""
+    """A home whose environment has a fake pip that records its arguments."""
     folder = tmp_path / "home"
     (folder / "venv/bin").mkdir(parents=True)
     (folder / "locks").mkdir()
@@ -271,7 +271,7 @@ def test_another_wheel_or_another_lock_is_installed_and_a_failure_is_tried_again
 
 @pytest.mark.slow
 def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
-    """By real pip, of a wheel that somebody has replaced where it is looked for."""
+    """Real pip refuses a wheel that was replaced in its folder."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     import zipfile

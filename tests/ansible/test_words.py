@@ -1,4 +1,4 @@
-"""What is written into units, scripts and configurations is what was given, or is refused in one line."""
+"""Values in units, scripts and configurations are exactly the given ones, or are refused in one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def data(key: str, value: str) -> dict[str, object]:
 
 
 def words_of_systemd(text: str) -> list[str]:
-    """Return the words of a line as systemd takes them, which must need no quoting for that."""
+    """Return the words of a line as systemd reads them; none of them may need quoting."""
     assert not re.search(r"[\"'\\$\s;]", text.replace(" ", "")), text
     return [word.replace("%%", "%") for word in text.split(" ")]
 
@@ -63,7 +63,7 @@ def test_a_unit_has_the_same_directives_whatever_the_value(key: str, start: str,
     plain = unit(**LAB, host=check_hosts({**LAB, "hosts": [HOST]}, Path("h")).hosts[0])
     names = [re.sub(r"=.*", "", line) for line in text.splitlines()]
     usual = [re.sub(r"=.*", "", line) for line in plain.splitlines()]
-    if key not in {"driver", "state_dir"}:  # which change it in their own way
+    if key not in {"driver", "state_dir"}:  # these change it in special ways
         assert names == usual
     (start_line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     assert words_of_systemd(start_line.removeprefix("ExecStart=")) == command_of(hosts.lab, hosts.broker, host)
@@ -101,7 +101,7 @@ def test_addresses_of_brokers_that_are_good(broker: str) -> None:
 
 @given(st.lists(st.text(st.sampled_from("ab1?&%=+[]~'\" $;|>"), min_size=1, max_size=6), min_size=1, max_size=3))
 def test_the_script_starts_its_command_word_by_word(words: list[str]) -> None:
-    """An option such as a?b&c was a pattern and a second command where there is no systemd."""
+    """Without systemd, an option such as a?b&c was once read as a pattern and a second command."""
     text = _SCRIPT.format(home="/h", command=shlex.join(words), within=1, serving="x")
     (line,) = re.findall(r"setsid (sh -c '.*?) < /dev/null &\n", text, re.DOTALL)
     first, _, _ = line.partition("sh -c '")

@@ -1,4 +1,4 @@
-"""What the hypervisors of a box are told for live migrations, and the certificates that they know each other by."""
+"""Settings of a box's hypervisors for live migrations, and the certificates by which they authenticate each other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_by_default_a_daemon_listens_by_tls_alone_to_the_other_nodes() -> None:
     settings = daemon_settings(first, Libvirtd(first, journal(spec))._others)
     assert (settings["listen_tls"], settings["listen_tcp"], settings["listen_addr"]) == (1, 0, "10.77.255.1")
     assert (settings["tls_no_verify_certificate"], settings["tls_no_sanity_certificate"]) == (0, 0)
-    assert settings["tls_allowed_dn_list"] == ["CN=b"]  # not itself, nor a node without a hypervisor
+    assert settings["tls_allowed_dn_list"] == ["CN=b"]  # without itself, and without a node that has no hypervisor
     assert "auth_tcp" not in settings
     told = driver_settings(first)
     assert (told["migrate_tls_force"], told["migrate_tls_x509_verify"]) == (1, 1)
@@ -66,7 +66,7 @@ def test_plain_tcp_only_where_the_scenario_asks_for_it() -> None:
     assert not any(key.startswith("migrate_tls") for key in driver_settings(first))
     assert "migration=tcp" in arguments(first)
     assert not [part for layer in layers_of(spec, journal(spec)) for part in layer if isinstance(part, Certificates)]
-    assert box() != spec  # a lab that is up with the one is not that of the other
+    assert box() != spec  # so a lab that is up with one setting does not match the other
 
 
 @pytest.mark.skipif(not LENSES.is_dir(), reason="augeas' lenses of libvirt's files are not installed")
@@ -102,7 +102,7 @@ def test_each_node_gets_its_own_certificate_where_libvirt_and_qemu_look_for_it(r
     one, two = ((node.pki_dir / "libvirt/private/serverkey.pem").read_bytes() for node in spec.nodes[:2])
     assert one != two
     before = {node.name: (node.pki_dir / "libvirt/servercert.pem").read_bytes() for node in spec.nodes[:2]}
-    part.make()  # again changes nothing
+    part.make()  # a repeat changes nothing
     assert before == {n.name: (n.pki_dir / "libvirt/servercert.pem").read_bytes() for n in spec.nodes[:2]}
     (spec.nodes[1].pki_dir / "qemu/client-cert.pem").unlink()
     assert not part.there()

@@ -1,4 +1,4 @@
-"""A real lab: namespaces, bridges, libvirtd, control groups, agents. Made, looked at, broken, repaired, and gone."""
+"""A real lab: namespaces, bridges, libvirtd, control groups, agents. Made, inspected, broken, repaired, and removed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Lab(LabCommand):
         )  # fmt: skip
 
     def from_a_to_b(self, *arguments):
-        """Connect to node b's hypervisor as libvirtd of node a does, by TLS with its certificate."""
+        """Connect to node b's hypervisor as the libvirtd of node a does, by TLS with its certificate."""
         flat = self.file.parent / "pki"
         flat.mkdir(exist_ok=True)
         pki = lab_dir(self.name) / "a" / "pki"
@@ -109,7 +109,7 @@ class Lab(LabCommand):
             try:
                 assert mine not in (process / "mountinfo").read_text(), f"process {process.name} is in a node"
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def _links():
 
 
 def _assert_nodes_are_their_own(lab):
-    """They differ, and see each other, over limited links."""
+    """The nodes differ, and reach each other over limited links."""
     other = lab.from_a_to_b("capabilities")
     plain = lab.from_a("qemu+tcp://10.213.255.2/system", "version")
     assert plain.returncode != 0, "without TLS only where a scenario asks for it"
@@ -145,7 +145,7 @@ def _groups_of(pid):
 
 
 def _assert_its_processes_come_before_its_guests(lab, found):
-    """The lab's own processes weigh more than a node's guests, so that commands do not wait for busy guests."""
+    """The lab's own processes have more weight than a node's guests, so that commands do not wait for busy guests."""
     group = f"dfrs-{lab.name}-lab.control"
     pids = [found["broker_pid"], *(node[key] for node in found["nodes"] for key in ("libvirtd_pid", "agent_pid"))]
     assert [group in _groups_of(pid) for pid in pids] == [True] * len(pids)
@@ -160,13 +160,13 @@ def _assert_its_processes_come_before_its_guests(lab, found):
 
 
 def _assert_a_cleanup_leaves(lab):
-    """A lab that is up stays, also where its state is not to be seen, as in another root."""
+    """A lab that is up stays, even if its state is invisible, as from another root."""
     for hide in ("true", "mount -t tmpfs tmpfs /run/dfrs-testbed"):
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", f"{hide} && exec {sys.executable} -m testbed cleanup --only labs"],
             capture_output=True, text=True, check=False, timeout=HANG_S,
         )  # fmt: skip
-        # while somebody makes another lab, that one is kept, and told
+        # while another lab is being made, that lab is kept and reported
         others = [line for line in done.stdout.splitlines() if line.endswith("is running on this machine")]
         assert (done.returncode, lab.name in done.stdout) == (1 if others else 0, False), done.stdout + done.stderr
 
@@ -219,7 +219,7 @@ def test_a_lab_is_made_used_repaired_and_removed(lab):
     assert sorted(repaired["made"]) == [
         f"agent dfrs-{lab.name}-b", f"broker {lab.name}", f"libvirtd dfrs-{lab.name}-a",
     ]  # fmt: skip
-    assert (lab_dir(lab.name) / "broker.url").read_text() == address  # agents find it again
+    assert (lab_dir(lab.name) / "broker.url").read_text() == address  # so agents find the broker again
     assert repaired["missing"] == []
     assert repaired["nodes"][0]["domains"] == [{"name": "guest", "cap_cores": 0.3}]
 
@@ -272,7 +272,7 @@ def test_a_lab_whose_making_was_cut_off_leaves_nothing(lab, reached, how):
         _, said = child.communicate(timeout=HANG_S)
     if how == signal.SIGTERM:
         assert child.returncode == 130, said
-        assert "removing what was made" in said
+        assert "removing its parts" in said
     else:
         assert child.returncode == -signal.SIGKILL
         lab.run("down", str(lab.file))

@@ -34,7 +34,7 @@ def scenario(**changes):
 
 
 class FakePart:
-    """A part of a world that is a set of names; it can break, and remembers what was there when it was touched."""
+    """A part of a lab that is a set of names; it can fail, and records the existing names at each attempt."""
 
     def __init__(self, name, world, breaks=False):
         self.name = name
@@ -97,7 +97,7 @@ def test_a_half_made_lab_is_taken_down_whole_the_last_layer_first(layers, data):
     for number, layer in enumerate(layers):
         later = {name for after in layers[number + 1 :] for name in after}
         for name in layer:
-            (seen,) = parts[name].tries  # each tried once, with nothing of the layers above it left but what broke
+            (seen,) = parts[name].tries  # one attempt each, after the layers above, except for failed parts
             assert seen & later <= broken
 
 
@@ -161,7 +161,7 @@ def test_a_capacity_on_version_2_is_a_quota_a_weight_and_controllers_for_the_gue
     assert int((folder / "cpu.weight").read_text()) > 100
     for level in (tmp_path, folder):
         assert (level / "cgroup.subtree_control").read_text() == "+cpu +cpuset"
-    (folder / "cpu.max").write_text("max 100000")  # somebody else has changed it
+    (folder / "cpu.max").write_text("max 100000")  # another program has changed it
     assert not capacity.there()
 
 
@@ -175,7 +175,7 @@ def test_the_group_of_a_labs_own_processes_has_the_greatest_weight(groups, file,
     assert own.there()
     assert (tmp_path / "dfrs-x-lab.control" / file).read_text() == most
     assert control_groups() == ["dfrs-x-lab.control"]
-    (tmp_path / "dfrs-x-lab.control" / file).write_text("100")  # somebody else has changed it
+    (tmp_path / "dfrs-x-lab.control" / file).write_text("100")  # another program has changed it
     assert not own.there()
 
 

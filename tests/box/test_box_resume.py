@@ -65,7 +65,7 @@ cpus = 0.8
 memory_mib = 2048
 """
 HEADER = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n"
-# MPI jobs of two tasks, and jobs of one, of which each third job moves live; 120 s of trace are 6 s at full yield
+# MPI jobs of two tasks, and jobs of one task; every third job migrates live; 120 s of trace are 6 s at full yield
 TWELVE = "".join(f"{job},{120 * (job - 1)},{2 if job % LIVE_EVERY == 1 else 1},0.2,0.07,120\n" for job in range(1, 13))
 PHASES = {
     "idle": {"kind": "job", "state": "submitted"},
@@ -88,7 +88,7 @@ def command(folder: Path, *words: str, **variables: str) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Make the lab of all tests here, and return its scenario; afterwards nothing of it is left."""
+    """Make the lab of all tests here, and return its scenario; the lab is removed afterwards."""
     folder = tmp_path_factory.mktemp("lab")
     path = folder / "resumed.toml"
     path.write_text(SCENARIO.replace('recorders = ["killing"]\n', "") + PATIENT_TOML)
@@ -123,7 +123,7 @@ def why_failed(run: Path) -> str:
 
 
 def note(**found: object) -> None:
-    """Add a line to the file of results, if one is wanted."""
+    """Append a line to the file of results, if there is one."""
     if file := os.environ.get("DFRS_RESUME_RESULT"):
         with Path(file).open("a") as lines:
             lines.write(f"{json.dumps({'guests': 'virtual machines', **found})}\n")

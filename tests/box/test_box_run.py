@@ -1,4 +1,4 @@
-"""The whole path with real virtual machines: a lab is made, five jobs run in it, one is killed, and nothing is left."""
+"""The whole path with real virtual machines: make a lab, run five jobs, kill one of them, and remove everything."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ TASKS = {PREEMPTED_PARALLEL: 2, PREEMPTED_SERIAL: 1, MIGRATED: 1, KILLED: 1, UND
 
 
 class Joined:
-    """A lab, and the one run in it, as a user gives the commands."""
+    """A lab and the only run in it, by the commands of a user."""
 
     def __init__(self, lab: str, folder: Path, plugins: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -92,7 +92,7 @@ class Joined:
         return done.stdout
 
     def start_run(self) -> subprocess.Popen[bytes]:
-        """Start `testbed run`; what it prints goes to a file."""
+        """Start `testbed run`; its output goes to a file."""
         with (self.folder / "run.out").open("wb") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", "testbed", "run", "joined.toml"], cwd=self.folder, env=self._environment,
@@ -100,11 +100,11 @@ class Joined:
             )  # fmt: skip
 
     def journal(self) -> list[dict]:
-        """The entries that the run has written by now."""
+        """The entries that the run has written so far."""
         return [entry for path in self.folder.glob("runs/*/events.jsonl") for entry in read_journal(path)]
 
     def said(self) -> str:
-        """The end of what the run has printed by now."""
+        """The last part of the run's output so far."""
         return (self.folder / "run.out").read_text(errors="replace")[-2000:]
 
     def emulator(self, job: int) -> psutil.Process:
@@ -119,7 +119,7 @@ class Joined:
 
     @property
     def run_tag(self) -> str:
-        """What the names of the run's guests begin with."""
+        """The common prefix of the names of the run's guests."""
         return next(entry["run_tag"] for entry in self.journal() if entry["kind"] == "begin")
 
 

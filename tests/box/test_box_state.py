@@ -1,4 +1,4 @@
-"""What is known of a lab survives its maker: state files, and processes that are known again."""
+"""The state of a lab outlives its maker: state files, and processes that are recognised again."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_change_is_on_disk_before_the_call_returns_and_only_for_its_owner(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert [entry.name for entry in path.parent.iterdir()] == ["lab.json"]
-    journal.intend("libvirtd dfrs-lab-a")  # made again: the old process is known until the new one is
+    journal.intend("libvirtd dfrs-lab-a")  # a restart: the old process stays known until the new one is known
     assert find("lab").things["libvirtd dfrs-lab-a"] == Thing(made=False, process=ProcessId(7, 8))
 
 
@@ -140,7 +140,7 @@ def test_a_process_is_known_by_its_start_so_that_a_reused_id_is_never_ended(tmp_
     process = spawn(argv, "xstate/a/agent", tmp_path / "log", "hello\n")
     try:
         (tmp_path / "go").touch()
-        # its standard input is closed after the first line, so it ends in an error that its log tells
+        # its standard input is closed after the first line, so it ends with an error, which is in its log
         assert wait_until(lambda: not alive(process), HANG_S)
         assert identify(process.pid) is None
         assert (tmp_path / "log").read_text().startswith("hello\n")
@@ -155,7 +155,7 @@ def test_a_process_is_known_by_its_start_so_that_a_reused_id_is_never_ended(tmp_
         end([reused], grace_s=HANG_S)
         assert alive(sleeper)
         end([sleeper], grace_s=HANG_S)
-        assert not alive(sleeper)  # although its parent has not asked for it yet
+        assert not alive(sleeper)  # although its parent has not waited for it yet
     finally:
         os.kill(sleeper.pid, signal.SIGKILL)
         os.waitpid(sleeper.pid, 0)
@@ -196,7 +196,7 @@ def test_processes_of_the_machine_are_no_housemates_of_a_broker(tmp_path):
             ["unshare", "--mount", sys.executable, "-c", HOUSEMATES, "xhouse"],
             capture_output=True, text=True, check=True, timeout=HANG_S,
         )  # fmt: skip
-        assert json.loads(told.stdout) == [broker.pid]  # they were once, and would have been killed
+        assert json.loads(told.stdout) == [broker.pid]  # and no other process, which would be killed
     finally:
         end([broker], grace_s=HANG_S)
         os.waitpid(broker.pid, 0)
@@ -212,7 +212,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 def test_a_process_lives_until_its_last_thread_has_ended_and_its_locks_are_free(tmp_path):
-    # so it is with a killed process whose first thread ends at once while another waits for the disk
+    # as a killed process whose first thread ends at once while another thread waits for the disk
     argv = [sys.executable, "-c", FIRST_THREAD_ENDS, str(tmp_path / "locked")]
     process = spawn(argv, mark("xhalf", "a", "libvirtd"), tmp_path / "log")
     try:

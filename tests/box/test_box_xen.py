@@ -1,4 +1,4 @@
-"""Nested Xen nodes: what is made from what, which machine a node is, and what is refused. No devices."""
+"""Nested Xen nodes: the parts of their images, their virtual machines, and refusals. Needs no devices."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scenario(drivers=("xen", "xen"), **box):
 
 @pytest.fixture
 def qemu(monkeypatch):
-    """QEMU is of a version that a test sets, and where it is does not matter."""
+    """QEMU has a version that the test sets, at an arbitrary path."""
     monkeypatch.setattr(hardware, "program", lambda name: f"/bin/{name}")
 
     def set_version(text):
@@ -83,12 +83,12 @@ def test_the_machine_must_hold_what_nested_nodes_take_for_themselves(monkeypatch
 
 
 def test_both_bridges_of_a_nested_node_have_an_address_of_their_own():
-    # one that both had would be taken by the outer one
+    # the outer machine would intercept an address that both have
     other = NodeSpec("x", "b", 0.8, 1024, "xen", "10.77.255.2/16")
     addresses = {hardware_address(node, inside=inside) for node in (NODE, other) for inside in (False, True)}
     assert len(addresses) == 4
     for address in addresses:
-        assert int(address[:2], 16) & 0b11 == 0b10  # of one card, and given by us
+        assert int(address[:2], 16) & 0b11 == 0b10  # unicast, and locally administered
 
 
 def test_a_saved_state_is_used_by_the_same_machine_only(qemu):
@@ -158,7 +158,7 @@ def test_older_images_and_what_killed_builds_left_are_removed(tmp_path):
     (tmp_path / "new" / "manifest.json").write_text("{}")
     remove_others(tmp_path, "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["current", "downloads", "lock", "new"]
-    (tmp_path / "new" / "manifest.json").unlink()  # one that was not completed
+    (tmp_path / "new" / "manifest.json").unlink()  # an incomplete image
     remove_others(tmp_path, "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["current", "downloads", "lock"]
 
@@ -274,7 +274,7 @@ def test_what_the_agent_imports_is_on_its_disk():
     owners = packages_distributions()
     needed = {owner.lower().replace("_", "-") for name in loaded for owner in owners.get(name, ())}
     bundled = {name.lower().replace("_", "-") for name in closure(ROOTS)}
-    assert needed - {"setuptools", "dfrs-testbed"} <= bundled  # every interpreter here loads the first
+    assert needed - {"setuptools", "dfrs-testbed"} <= bundled  # every interpreter here has setuptools
     assert {"paho-mqtt", "numpy"} <= bundled
     with pytest.raises(RunError, match="no-such-distribution is not installed"):
         closure(["no-such-distribution"])
@@ -329,7 +329,7 @@ def test_a_nested_node_comes_before_foreign_load_but_has_no_quota(tmp_path, monk
     folder = tmp_path / "dfrs-x-a.partition"
     assert (folder / "cpu.max").read_text() == "max 100000"
     assert int((folder / "cpu.weight").read_text()) == 800
-    (folder / "cpu.weight").write_text("100")  # somebody else has changed it
+    (folder / "cpu.weight").write_text("100")  # another program has changed it
     assert not capacity.there()
 
 
@@ -345,7 +345,7 @@ def test_the_scenario_of_nested_nodes_is_whole():
 
 
 class FakeQemu:
-    """A monitor that answers each command as it is told to, with an event before each answer."""
+    """A monitor that answers each command as the test says, with an event before each answer."""
 
     def __init__(self, path, answers):
         self.asked = []
@@ -406,6 +406,6 @@ def test_a_state_is_saved_when_it_is_said_and_its_file_is_there(tmp_path):
         fake.close()
         writer.join()
     assert fake.asked[0] == "qmp_capabilities"
-    assert fake.asked.count("query-migrate") > 1  # it was looked at again until the file was there
+    assert fake.asked.count("query-migrate") > 1  # polled until the file existed
     with pytest.raises(RunError, match="monitor"):
         Monitor(tmp_path / "nobody")

@@ -1,7 +1,7 @@
-"""The Xen driver on a real nested node: what every driver must do, run by pytest in the node's control domain.
+"""The Xen driver on a real nested node: the conformance suite of drivers, run by pytest in the node's control domain.
 
-The whole suite takes half an hour there. A few tests of it run with the everyday tests: a guest starts, works to its
-end, is capped, and is saved and restored to the same end.
+The whole suite takes half an hour there. A few of its tests run with the everyday tests: a guest starts, works to its
+end, is capped, and is saved and restored with the same result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SETTINGS = "[pytest]\nmarkers = slow: as outside\naddopts = -p no:cacheprovider
 
 
 def shipment() -> bytes:
-    """Return an archive of the tests and of pytest, which control domains have not; the suite is part of the agent."""
+    """Return an archive of the tests and of pytest, which control domains lack; the agent has the suite itself."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         archive.add(_TESTS / "test_xen_guests.py", "suite/test_xen_guests.py")
@@ -65,7 +65,7 @@ def run_suite(lab: XenLab, folder: Path, chosen: str) -> int:
         f"DFRS_TEST_IMAGE={AGENT_FILES}/guest-image DFRS_TEST_BRIDGE={BRIDGE} && "
         f"python3 -m pytest -v -ra --durations=0 --basetemp={_THERE}/t -k {shlex.quote(chosen)} test_xen_guests.py"
     )
-    said = folder / "suite.txt"  # grows while the suite runs, so that a person can read how far it is
+    said = folder / "suite.txt"  # grows while the suite runs, so that a person can follow it
     with said.open("wb") as out:
         done = subprocess.run(
             dom0.command(words), stdout=out, stderr=out, timeout=_WITHIN_S, stdin=subprocess.DEVNULL, check=False

@@ -1,4 +1,4 @@
-"""A real nested Xen node: made, looked at, killed, repaired, and gone. Its agent drives nothing: the lab is tested."""
+"""A real nested Xen node: made, inspected, killed, repaired, and removed. Its agent uses no hypervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.live import HANG_S
 from testbed.lab.box.processes import identify, marked, wait_until
 from testbed.lab.box.xen.dom0 import Dom0
 
-# speed: the readings around it enclose it; a machine starts with this one's clock and is not synchronized afterwards
+# speed: the readings around it bound it; a machine starts with this one's clock and is not synchronized afterwards
 CLOCK_OFF_S = 2
 
 pytestmark = [pytest.mark.slow, pytest.mark.xen, needs_xen]
@@ -29,7 +29,7 @@ def lab(tmp_path):
 
 
 def _assert_it_is_a_node(lab, found):
-    """It has its own name, address, clock and hypervisor, and reaches the other nodes' network."""
+    """The node has its own name, address, clock and hypervisor, and reaches the other nodes' network."""
     dom0 = Dom0(lab.node)
     assert found["missing"] == []
     (node,) = found["nodes"]
@@ -60,7 +60,7 @@ def test_a_nested_node_is_made_killed_repaired_and_removed(lab):
     dom0 = Dom0(lab.node)
     numbers = {dom0.ask("cat /proc/sys/kernel/random/uuid")}
 
-    # the agent dies in the machine: the process outside ends with it, and only the agent is made again
+    # the agent dies in the machine: the process outside ends with it, and only the agent is re-created
     dom0.ask("kill -KILL $(cat /run/dfrs-agent.pid)")
     assert wait_until(lambda: identify(first["nodes"][0]["agent_pid"]) is None, HANG_S)
     assert f"agent dfrs-{lab.name}-a" in lab.status(code=1)["missing"]
@@ -83,7 +83,7 @@ def test_a_nested_node_is_made_killed_repaired_and_removed(lab):
     assert repaired["nodes"][0]["machine_pid"] != first["nodes"][0]["machine_pid"]
     assert repaired["missing"] == []
     numbers.add(dom0.ask("cat /proc/sys/kernel/random/uuid"))
-    assert len(numbers) == 2  # although both went on from one state
+    assert len(numbers) == 2  # although both continued from the same state
     lab.end()
 
 

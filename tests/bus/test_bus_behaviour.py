@@ -1,4 +1,4 @@
-"""What every bus must do, tried on each of them."""
+"""The required behaviour of every bus, tested on each of them."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_second_client_of_the_same_name_takes_over_and_is_heard(kind: str) -> 
         async with world(kind) as w, w.bus("a") as a, w.bus("b", **options):
             frozen = getattr(w, "wires", {}).get("b")
             if frozen is not None:
-                frozen.freeze()  # else the first one would connect again, and take over in its turn
+                frozen.freeze()  # otherwise the first one would connect again, and take over in its turn
             async with w.bus("b") as second:
                 mail = Mailbox()
                 await second.subscribe("to/b", mail)

@@ -1,4 +1,4 @@
-"""The broker that the testbed starts itself: which one, that it starts, and that nothing of it is left."""
+"""The broker that the testbed starts: its choice, its start, and its complete removal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_mosquitto = MQTT_KINDS[-1].marks[0]  # type: ignore[attr-defined]
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie that nobody waits for has)."""
+    """Whether a process has ended (an unreaped zombie has)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

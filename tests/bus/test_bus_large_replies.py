@@ -1,4 +1,4 @@
-"""The largest reply that there is, a watch of as many samples as are allowed, over every kind of bus."""
+"""The largest possible reply, a watch with the maximum number of samples, over every kind of bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease: whom an agent obeys, by its own clock, state by event."""
+"""The lease: the controller that an agent obeys, by the agent's clock, for each state and event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BY_BOB = "testbed/v1/local/release/bob"
 
 
 class Clock:
-    """A clock that the test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -179,7 +179,7 @@ SAMPLE = (
 @pytest.mark.parametrize(
     ("told", "in_force", "wanted"),
     [
-        ('"cap_cores":0.5,', None, 0.5),  # an agent of before told what was asked for by this name
+        ('"cap_cores":0.5,', None, 0.5),  # older agents reported the requested cap under this name
         ('"cap_cores":0.9,"wanted_cores":0.5,', 0.9, 0.5),
         ('"cap_cores":null,"wanted_cores":0.5,', None, 0.5),
         ('"cap_cores":null,', None, None),
@@ -226,7 +226,7 @@ def test_bytes_that_are_no_record_raise_nothing_but_bad_record(payload: bytes, k
 
 
 def test_no_command_carries_what_a_node_would_run() -> None:
-    """A rank is its node's own program; what another node says of it is keys of MPI's transport and no more."""
+    """A rank is its node's own program; other nodes may only send keys of MPI's transport for it."""
     assert MpiJoin.__struct_fields__ == ("guest", "session", "generation")
     assert MpiPass.__struct_fields__ == ("guest", "session", "number", "keys", "last", "generation")
     for session in ("", "0" * 15, "0" * 16 + "\n", "-" * 16, "../../../../../a"):

@@ -1,4 +1,4 @@
-"""What only a bus over the network must do: refuse in time, survive the broker, leave nothing behind."""
+"""Requirements on a bus over the network: it fails in time, survives the broker, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ by_broker = pytest.mark.parametrize("kind", MQTT_KINDS)
 
 
 async def refusal(address: BrokerAddress, timeout_s: float = HANG_S) -> str:
-    """Return the one line with which a first connection fails, long before its time is up if that is not given."""
+    """Return the line with which a first connection fails, by default long before its timeout."""
     with pytest.raises(BusError) as caught:
         async with MqttBus(address, "c", connect_timeout_s=timeout_s):
             raise AssertionError("connected")
@@ -42,7 +42,7 @@ PRESENCE = Presence("lab/b", lambda: b"online", b"offline", b"lost")
 
 @asynccontextmanager
 async def watched(kind: str) -> AsyncIterator[tuple[MqttWorld, Mailbox]]:
-    """Open a world, with a mailbox for what others hear of b's presence."""
+    """Open a world, with a mailbox for b's presence as others receive it."""
     async with world(kind) as w, w.bus("a") as a:
         seen = Mailbox()
         await a.subscribe("lab/b", seen)
@@ -87,7 +87,7 @@ def test_a_server_that_does_not_speak_is_told() -> None:
 
         async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
             address = BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
-            assert "no MQTT greeting within 0.3 s" in await refusal(address, 0.3)
+            assert "no MQTT CONNACK within 0.3 s" in await refusal(address, 0.3)
             await nobody.wait()  # the client has closed its socket
             somebody.clear()
             coming = asyncio.create_task(MqttBus(address, "c", connect_timeout_s=HANG_S).__aenter__())
@@ -108,7 +108,7 @@ def test_a_server_that_hangs_up_is_told_at_once() -> None:
 
         async with await asyncio.start_server(rude, "127.0.0.1", 0) as server:
             address = BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
-            assert "closed the connection without a greeting" in await refusal(address)
+            assert "closed the connection without a CONNACK" in await refusal(address)
 
     run(scenario())
 
@@ -151,8 +151,8 @@ def test_packets_are_not_delayed(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_restart_of_the_broker_loses_nothing(kind: str, tmp_path: Path) -> None:
     """Sender and receiver live through two restarts in the middle of a stream of QoS 1 messages.
 
-    Mosquitto keeps sessions, so the order in which they come back does not matter. The embedded broker forgets all,
-    and its password changes: there the sender is let in when the receiver has subscribed again.
+    Mosquitto keeps sessions, so the order of reconnections does not matter. The embedded broker forgets all sessions,
+    and its password changes, so the sender may connect only after the receiver has subscribed again.
     """
     port = unused_port()
     keeps = kind == "mosquitto"
@@ -193,7 +193,7 @@ def test_a_restart_of_the_broker_loses_nothing(kind: str, tmp_path: Path) -> Non
                 assert set(got) == {b"%d" % number for number in range(300)}
                 first_seen = list(dict.fromkeys(int(payload) for payload in got))
                 assert first_seen == sorted(first_seen)
-                assert max(Counter(got).values()) <= 4  # duplicates: not more than one from each of the four brokers
+                assert max(Counter(got).values()) <= 4  # duplicates: at most one from each of the four brokers
                 await clients.aclose()
 
     run(scenario())
@@ -237,7 +237,7 @@ def test_a_client_that_falls_silent_is_given_up(kind: str) -> None:
             await seen.count(1)
             w.wires["b"].freeze()
             w.wires["b"].accepts = False
-            # a test that stands still is given up, too, and comes back; after the end of the wire it does not
+            # a client is also given up if the test pauses, and reconnects; after the end of the wire it does not
             got = await seen.until(lambda got: got[-1:] == [b"lost"])
             assert got == [b"online", b"lost"] * (len(got) // 2)
 
@@ -246,7 +246,7 @@ def test_a_client_that_falls_silent_is_given_up(kind: str) -> None:
 
 @by_broker
 def test_a_client_comes_back_although_its_old_connection_is_stuck(kind: str) -> None:
-    """As after a cut cable: what the broker sends piles up in a connection that it believes in."""
+    """As after a cut cable: messages of the broker pile up in a connection that it takes as open."""
 
     async def scenario() -> None:
         async with world(kind) as w, w.bus("a") as a, w.bus("b", keepalive_s=60, close_timeout_s=0.05) as first:
@@ -287,7 +287,7 @@ def test_a_message_without_acknowledgement_ends_the_connection(kind: str) -> Non
 
 
 def packet(kind: int, *fields: bytes) -> bytes:
-    """Return an MQTT packet of less than 128 bytes; `field` makes its strings."""
+    """Return an MQTT packet of less than 128 bytes; `field` encodes its strings."""
     body = b"".join(fields)
     return bytes([kind, len(body)]) + body
 
@@ -298,7 +298,7 @@ def field(text: str) -> bytes:
 
 @by_broker
 def test_what_a_client_sends_before_it_leaves_is_handed_on(kind: str) -> None:
-    """A greeting, many messages and a goodbye in one piece, as from a client that does not wait for anything."""
+    """CONNECT, many messages and DISCONNECT in one write, as from a client that waits for no answers."""
 
     async def scenario() -> None:
         async with world(kind) as w, w.bus("a") as a:
@@ -320,10 +320,10 @@ def test_what_a_client_sends_before_it_leaves_is_handed_on(kind: str) -> None:
 
 @asynccontextmanager
 async def greeter(stays: asyncio.Event) -> AsyncIterator[BrokerAddress]:
-    """Serve what greets its clients as a broker, and hangs up when it no longer `stays`."""
+    """Run a server that acknowledges CONNECT as a broker does, and closes the connection once `stays` is set."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if await reader.read(1000):  # not the attempt that comes before the connection
+        if await reader.read(1000):  # not the probe before the connection
             writer.write(packet(0x20, b"\0\0\0"))
             await stays.wait()
         writer.close()
@@ -333,13 +333,13 @@ async def greeter(stays: asyncio.Event) -> AsyncIterator[BrokerAddress]:
 
 
 def test_a_server_that_greets_and_hangs_up_is_told_at_once() -> None:
-    """aiomqtt forgets a loss that comes with the greeting, and would wait for ever."""
+    """aiomqtt loses a disconnection that arrives with the CONNACK, and would wait for ever."""
 
     async def scenario() -> None:
         ends = asyncio.Event()
         ends.set()
         async with greeter(ends) as address:
-            assert "it closed the connection right after its greeting" in await refusal(address)
+            assert "it closed the connection right after its CONNACK" in await refusal(address)
 
     run(scenario())
 
@@ -395,7 +395,7 @@ def test_a_loss_in_the_moment_of_the_end_does_not_hold_it_up(kind: str, monkeypa
 def test_a_bus_survives_whatever_a_broken_connection_raises(
     kind: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bus that ends with such an error never connects again, and its agent does not notice."""
+    """A bus that ends with such an error would never connect again, and its agent would not notice."""
     leave, enter = Connection.__aexit__, Connection.__aenter__
     left: list[Connection] = []
 
@@ -442,7 +442,7 @@ def test_a_cancellation_that_comes_with_the_acknowledgement_counts() -> None:
 
 @by_broker
 def test_many_clients_come_at_once(kind: str) -> None:
-    """Subscriptions change while retained messages are sent to those who come again."""
+    """Subscriptions change while retained messages are sent to clients that reconnect."""
 
     async def scenario() -> None:
         async with world(kind) as w:

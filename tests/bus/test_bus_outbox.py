@@ -13,9 +13,9 @@ steps = st.lists(st.sampled_from(["put", "put", "send", "send", "acknowledge", "
 
 @given(steps, st.data())
 def test_nothing_is_lost_or_overtaken(plan: list[str], data: st.DataObject) -> None:
-    """Against a model: a list of what was put, with the sent ones first, in the order of the puts."""
+    """Comparison with a model: a list of the messages in the order of their puts, sent ones first."""
 
-    async def scenario() -> None:  # noqa: PLR0912  one branch a step of the model
+    async def scenario() -> None:  # noqa: PLR0912  one branch per step of the model
         outbox = Outbox(limit=8, window=3)
         waiting: list[Parcel] = []
         sent: list[Parcel] = []

@@ -1,4 +1,4 @@
-"""What a broker keeps of clients: sessions end with their clients, queues and messages are bounded, on every kind."""
+"""Resources of clients in every kind of broker: sessions end with their clients, queues and messages are bounded."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_what_waits_for_a_client_that_is_away_is_bounded(
                 await node.publish(EVENTS, bytes([number]) * 100_000)
             await place.mend("controller")
             got = await box.count(5)
-            while b"end" not in got:  # one that comes before the queue has been emptied is not kept either
+            while b"end" not in got:  # a message that arrives before the queue is emptied is not kept either
                 await node.publish(EVENTS, b"end")
                 got = await box.count(len(got) + 1)
         kept = [payload[0] for payload in got if payload != b"end"]
@@ -207,7 +207,7 @@ def test_tiny_messages_count_with_what_keeping_them_takes(topic: str, payload: b
         tracemalloc.start()
         try:
             for number in range(most + 1000):
-                inbox.put(topic.encode().decode(), payload + b"%d" % number)  # as each comes from a packet
+                inbox.put(topic.encode().decode(), payload + b"%d" % number)  # as if each came from a packet
             taken_bytes, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -279,7 +279,7 @@ def test_two_clients_of_one_name_try_less_and_less_often() -> None:
     both = [Comebacks(clock), Comebacks(clock)]
     told: list[str] = []
     tries = 0
-    while clock.now_s < 3600.0:  # they throw each other out by turns
+    while clock.now_s < 3600.0:  # the two clients disconnect each other in turn
         for one in both:
             one.made()
             why = one.lost("n2")

@@ -1,4 +1,4 @@
-"""Commands and their replies, over a bus that loses what the test wants lost, in virtual time."""
+"""Commands and their replies, over a bus that loses the messages that the test selects, in virtual time."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ def test_a_node_without_agent_does_not_answer() -> None:
     async def scenario() -> None:
         lab = Lab()
         async with lab.agent():
-            pass  # it was there, so the hub keeps commands for it
+            pass  # the agent was connected, so the hub keeps commands for it
         async with lab.controller(ack_timeout_s=2, tries=3) as requester:
             with pytest.raises(NoAnswerError, match=r"n1: calibrate: no acknowledgement within 6 s, sent 3 times"):
                 await requester.call("n1", Calibrate(cpu_s=50), deadline_s=100)
             assert elapsed_s() == pytest.approx(6)
             last = decode(Command, (await lab.commands.count(4))[-1])
             assert last.action == Cancel(command=decode(Command, lab.commands.payloads[0]).id)
-            async with lab.agent():  # too late: what it finds is given up at once
+            async with lab.agent():  # too late: the agent aborts the queued command at once
                 await lab.replies.until(lambda _got: "cancelled" in lab.statuses())
             assert elapsed_s() == pytest.approx(6)
             assert "end 50" not in lab.node.log
@@ -296,7 +296,7 @@ def test_bad_commands_are_rejected_where_there_is_someone_to_tell(caplog: pytest
     )
 )
 def test_whatever_is_sent_twice_is_done_at_most_once_and_answered_alike(plan: list[tuple[str, int]]) -> None:
-    """Command `c<n>` takes `n` seconds and has 2.5; every final reply to it, however often it is sent, is the same."""
+    """Command `c<n>` takes `n` of at most 2.5 seconds; all final replies to it are equal, also to repeats."""
 
     async def scenario() -> None:
         lab = Lab()
@@ -426,7 +426,7 @@ def test_a_command_that_was_sent_again_measures_nothing() -> None:
         lost: list[bytes] = []
 
         def loses(topic: str, payload: bytes) -> bool:
-            if topic == REPLIES and len(lost) < 2:  # the acknowledgement and the result of the first sending
+            if topic == REPLIES and len(lost) < 2:  # the acknowledgement and the result of the first attempt
                 lost.append(payload)
                 return True
             return False
@@ -452,7 +452,7 @@ def test_replies_count_only_from_the_node_that_was_asked_and_each_has_a_quota() 
             command = decode(Command, (await lab.commands.count(1))[0])
             assert command.reply_to == REPLIES
             other = REPLIES.replace("n1", "n2")
-            for node in ("n1", "n2"):  # n2 was not asked at all
+            for node in ("n1", "n2"):  # n2 has received no command
                 await thief.publish(other, encode(Reply(id=command.id, node=node, status="failed", error="forged")))
             await thief.publish(REPLIES, encode(Reply(id=command.id, node="n2", status="failed", error="forged")))
             for _ in range(300):
@@ -470,7 +470,7 @@ def test_replies_count_only_from_the_node_that_was_asked_and_each_has_a_quota() 
 
 
 class Stalled:
-    """A bus that takes what is published and brings none of it to the broker until it is `free`, or refuses it."""
+    """A bus that accepts messages and sends none of them to the broker until it is `free`, or that refuses them."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.party = ""

@@ -1,4 +1,4 @@
-"""Parties of different protocols: each refuses the other in a line that names both, and newer fields do no harm."""
+"""Parties with different protocol versions: each refuses the other with a line that names both; new fields are fine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ new_fields = st.dictionaries(st.text("uvwxyz", min_size=3, max_size=8), plain, m
 def with_news(
     value: object, news: dict[str, Any], free: frozenset[str] = frozenset({"result", "detail", "versions"})
 ) -> object:
-    """Add fields to every record in a record; what is a mapping of free names stays."""
+    """Add fields to every record in a record, except to mappings with free names."""
     if isinstance(value, dict):
         return {key: inner if key in free else with_news(inner, news) for key, inner in value.items()} | news
     return [with_news(inner, news) for inner in value] if isinstance(value, list) else value
@@ -103,7 +103,7 @@ def test_a_protocol_has_a_short_name_of_one_line_whatever_its_release_is(protoco
 
 
 class Node:
-    """A node whose agent speaks as it is told to."""
+    """A node whose agent sends the messages of the test."""
 
     def __init__(self, hub: MemoryHub, name: str) -> None:
         self.hub, self.name = hub, name
@@ -117,7 +117,7 @@ class Node:
 
 
 def refused(protocol: int, release: str, **more: object) -> str:
-    """Return what a controller says of a lab where the last of three nodes has another protocol, and one is silent."""
+    """Return a controller's error in a lab whose last of three nodes has another protocol, and in which one is silent."""
 
     async def main() -> str:
         hub = MemoryHub()

@@ -1,4 +1,4 @@
-"""Parts of the work by rank: a drift is 1/i that moves on, and each rank's iterations are counted right."""
+"""Parts of the work by rank: a drift is the parts 1/i, moved on by ranks; each rank's iterations are counted right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one form that a URI of a live migration may have."""
+"""The only permitted form of a URI of a live migration."""
 
 from __future__ import annotations
 

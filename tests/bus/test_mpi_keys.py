@@ -1,4 +1,4 @@
-"""What ranks of MPI jobs may publish for each other, and when."""
+"""The keys that ranks of MPI jobs may publish for each other, and the times at which they may do so."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ def test_all_pass_when_the_last_one_has_entered(first: list[int], second: list[i
             keys = {f"-allgather-{number}-{rank}": "00FF"}
             entered = barriers.enter(rank, number, keys)
             assert entered is (Entered.ALL if rank == order[-1] else Entered.WAITS)
-            if data.draw(st.booleans()):  # its agent says so again
+            if data.draw(st.booleans()):  # its agent repeats the report
                 assert barriers.enter(rank, number, keys) is (Entered.AGAIN if rank == order[-1] else Entered.WAITS)
         assert barriers.keys == tuple(
             RankKeys(rank=rank, keys={f"-allgather-{number}-{rank}": "00FF"}) for rank in range(4)
         )
-    for rank in range(4):  # a guest that was moved lost the word that it may pass
+    for rank in range(4):  # a migrated guest lost the message that it may pass
         assert barriers.enter(rank, 2, {}) is Entered.AGAIN
     assert barriers.missing == (0, 1, 2, 3)
 
@@ -152,7 +152,7 @@ def test_a_rank_enters_once_with_the_same_keys_and_of_the_same_size_as_others() 
 
 @given(st.lists(st.sampled_from(["[511]", "00[510]", "[509]FFFF", "[510]", "[512]", "00", "[2]"]), max_size=5))
 def test_a_value_has_no_hole_wherever_it_is_cut(parts: list[str]) -> None:
-    """MPI puts segment i at 511 * i, with the room that is left from there."""
+    """MPI puts segment i at offset 511 * i, with the remaining space after it."""
     sizes = [{"00": 1, "[2]": 2, "[510]": 510, "[512]": 512}.get(part, SEGMENT_BYTES) for part in parts]
     try:
         (size,) = check_keys(0, segmented(0, parts)).values()

@@ -1,4 +1,4 @@
-"""Profiles of needs over the work of a task: what is one, and which iterations have which part."""
+"""Profiles of needs over the work of a task: their syntax, and the part of each iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that nodes send are made one bounded line of printable text where their message enters."""
+"""Texts from nodes become one bounded line of printable text when their message arrives."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def facts(text: str) -> NodeFacts:
 
 
 def raw(record: msgspec.Struct, **texts: object) -> bytes:
-    """Return a record as a node that takes no heed may send it."""
+    """Return a record as a careless node may send it."""
     return msgspec.json.encode({**msgspec.to_builtins(record), **texts})
 
 

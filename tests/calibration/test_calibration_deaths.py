@@ -212,7 +212,7 @@ def test_a_node_that_goes_away_ends_the_calibration_which_goes_on_later(scenario
     with pytest.raises(RunError) as ended:
         run(scenario, tmp_path / "c", Leaves(), blocks=4)
     assert re.fullmatch(
-        r"nodes away: node-a \(its agent ended\); the trials so far are in \S*/c/trials\.jsonl: call again to go on",
+        r"nodes offline: node-a \(its agent ended\); the trials so far are in \S*/c/trials\.jsonl: call again to go on",
         str(ended.value),
     )
     assert len(read_trials(tmp_path / "c").of("starts")) == 2

@@ -214,7 +214,7 @@ def test_a_cap_that_is_followed_late_shows_by_how_much():
 
 
 def test_a_cap_that_is_not_followed_fails_the_trial():
-    with pytest.raises(RunError, match=r"of none of 3 changes did it use the 0\.6 cores of its new cap"):
+    with pytest.raises(RunError, match=r"its CPU use followed none of 3 changes: expected 0\.6 cores, the new cap"):
         in_the_dry("cap_response", driver=Deaf)
 
 

@@ -38,7 +38,7 @@ SMALL = {
 }
 
 
-DISTURBED = re.compile("the agent could not sample in time|of none of 3 changes did it use")
+DISTURBED = re.compile("the agent could not sample in time|its CPU use followed none of 3 changes")
 LEAST_DEDICATED_FRAC, MOST_DRIFT_FRAC = 0.95, 0.15  # of the job's own looks at yield 1
 MOST_DISTURBED = 3  # trials on a machine that has idle CPU time: it may have stood still in one
 

@@ -120,7 +120,7 @@ def test_killed_and_started_again_it_loses_nothing_and_does_nothing_twice(tmp_pa
         kept = {file: file.stat().st_mtime_ns for file in done(out)}
     code, _out, err = command(path, "--out", out, "--jobs", 2, **TWINS)
     assert code == 0, err
-    assert "were under way when the last process ended" in err
+    assert "were in progress when the last process ended" in err
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert len(done(out)) == UNITS
     assert len(figures(out)) == ROWS
@@ -161,7 +161,7 @@ def test_interrupted_it_says_how_to_go_on(tmp_path):
     finally:
         end(process)
     assert process.returncode == 130, err
-    assert "the same command goes on" in err
+    assert "the same command continues" in err
     assert "Traceback" not in err
     assert 0 < len(done(out)) < UNITS
 

@@ -106,7 +106,7 @@ def test_what_noise_hides_is_not_shown(rehearsed) -> None:
     assert result.return_value == 3
     assert "3 runs: a verdict needs at least 5" in result.output
     assert "runs would be needed" in result.output
-    with pytest.raises(UserError, match=r"^--goals 5: expected two shares of 1"):
+    with pytest.raises(UserError, match=r"^--goals 5: expected two fractions of 1"):
         command(*words, "--goals", "5")
 
 
@@ -125,7 +125,7 @@ def test_policies_are_ordered_where_repeats_tell_them_apart(rehearsed) -> None:
         assert any(pair["told_apart"] for pair in order["pairs"])
     assert len(data["groups"]) == 3
     text = command(*runs, "--overheads", "constant:0").output
-    assert "the same order of the" in text
+    assert "the same order for the" in text
 
 
 def test_disturbed_runs_are_left_out_with_the_reason_and_copies_count_once(rehearsed, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_disturbed_runs_are_left_out_with_the_reason_and_copies_count_once(rehea
     result = command(run, run, lost, "--overheads", "constant:0")
     assert result.return_value == 3
     assert "lost-a-node: quarantined: times that a node went offline: 1, limit 0" in result.output
-    assert "the same run as one before it: counted once" in result.output
+    assert "a copy of an earlier run, counts once" in result.output
     assert "1 run: a verdict needs at least 5" in result.output
     kept = found(run, lost, "--overheads", "constant:0", "--keep-disturbed")
     assert kept["groups"][0]["runs"] == [run.name, "lost-a-node"]

@@ -113,7 +113,7 @@ class TestWholeContainers(Containers):
             try:
                 await other.open()
                 assert "save:program" in other.capabilities
-                with pytest.raises(DriverError, match="cannot take back: its agent was not told save=criu"):
+                with pytest.raises(DriverError, match="cannot restore: its agent has no option save=criu"):
                     await other.driver.restore(self.spec("a"), 1.0, image)
                 assert other.driver.sample() == []
             finally:

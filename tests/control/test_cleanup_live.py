@@ -76,7 +76,7 @@ def test_a_run_that_waits_to_be_resumed_stays_until_it_is_abandoned(run: Run) ->
     (kept,) = found
     assert kept["of"] == f"run {run.path}"
     assert kept["what"] == "agents node-a, node-b (2 at work), 0 images"
-    assert "`testbed resume RUN` can go on with it" in kept["kept"]
+    assert "`testbed resume RUN` can continue it" in kept["kept"]
     assert alive(agents) == 2
     code, (removed,) = cleanup("--dry-run", "--abandon", str(run.path))
     assert (code, removed["kept"]) == (0, "")

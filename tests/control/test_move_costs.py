@@ -57,7 +57,7 @@ def test_models_of_the_clock_are_taken_times_the_time_scale(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("overheads", "message"),
     [
-        ({}, "overheads: policy GreedyPM */per/OPT=MIN/KNOWS=cost knows what moves cost: expected a model"),
+        ({}, "overheads: policy GreedyPM */per/OPT=MIN/KNOWS=cost uses the cost of moves: expected a model"),
         ({"overheads": "constnat:3"}, "no overheads 'constnat': expected a .toml file"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_stop_saves_what_runs_and_writes_the_results(tmp_path: Path) -> None:
     assert caught.value.exit_code == 1
     assert operator.answers[0].done
     (path,) = tmp_path.iterdir()
-    assert f"what was measured is in {path}" in str(caught.value)
+    assert f"measured data is in {path}" in str(caught.value)
     journal = read_journal(path / "events.jsonl")
     history = fold_each(read_events(path / "events.jsonl"))
     assert history.aborted.startswith("stopped by the operator: ")

@@ -105,7 +105,7 @@ def test_a_stopped_run_has_saved_its_jobs_and_written_its_results(start: Callabl
     assert stopped["text"] == "the run is stopped: 2 jobs are saved"
     assert (run.path / "summary.json").exists()
     assert run.end() == 1, run.lines
-    assert any("stopped by the operator: 2 jobs are saved; what was measured is in" in line for line in run.lines)
+    assert any("stopped by the operator: 2 jobs are saved; measured data is in" in line for line in run.lines)
     history = RunDirectory(run.path).history
     assert [str(job.phase) for job in history.jobs.values()] == ["saved", "saved"]
     assert [len(job.images) for job in history.jobs.values()] == [1, 2]
@@ -123,5 +123,5 @@ def test_a_killed_controller_takes_no_orders_and_the_command_says_so(start: Call
     none = command(run.folder, "control", "pause")
     assert (none.returncode, none.stderr) == (
         1,
-        "testbed: runs: no run there takes orders: expected one whose replay goes on\n",
+        "testbed: runs: no run there takes orders: expected a run whose replay is in progress\n",
     )

@@ -175,7 +175,7 @@ def test_a_folder_that_somebody_else_may_have_made_holds_no_socket(fault: str, t
     else:
         folder.mkdir()
         folder.chmod(0o777)
-    with pytest.raises(RunError, match="no socket for jobs can be made"):
+    with pytest.raises(RunError, match="cannot create the socket for jobs"):
         served(Taker(), asking(JOB))
 
 

@@ -50,8 +50,8 @@ def test_the_headline_comes_when_the_nodes_are_there(tmp_path: Path) -> None:
     watcher = Watcher()
     chosen = scenario()
     run_in_virtual_time(run_session(chosen, parse(BEST, 600), five_jobs(), tmp_path / "run", dry_lab, watcher))
-    assert watcher.lines[0].startswith("0.0 rehearsing 5 jobs of rehearsal on 2 nodes under GreedyPM")
-    assert watcher.lines[1].startswith("0.0 2 nodes are there")
+    assert watcher.lines[0].startswith("0.0 dry run of 5 jobs of rehearsal on 2 nodes under GreedyPM")
+    assert watcher.lines[1].startswith("0.0 2 nodes are online")
 
 
 def test_an_unknown_driver_is_told_before_anything_starts() -> None:

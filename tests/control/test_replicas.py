@@ -42,7 +42,7 @@ def test_a_saved_job_goes_on_from_its_copy_when_the_node_of_its_image_is_lost(tm
         "begun", "complete", "used", "failed",
     )  # fmt: skip
     assert begun["node"] == complete["node"] == used["node"] == 1
-    assert alone["error"] == "no other node can be reached and has room for it"
+    assert alone["error"] == "no other node can be reached and has space for it"
     (restored,) = of(journal, "intent", verb="restore", job=1)
     assert restored["nodes"] == [1]
     assert not of(journal, "job", job=1, state="again")

@@ -87,7 +87,7 @@ def test_a_rank_ends_whose_partner_alone_passed_the_last_barrier_before_the_cont
     run = start(jobs, variables={"DFRS_HALF_PASSING": str(tmp_path / "stopped")})
     assert run.end() == -signal.SIGKILL, run.lines
     resumed = start(jobs, command=("testbed", "resume", str(run.path)))
-    resumed.wait_for("the run goes on")
+    resumed.wait_for("the run continues")
     with contextlib.suppress(psutil.NoSuchProcess):  # the agent has let it go on
         psutil.Process(int((tmp_path / "stopped").read_text())).resume()
     assert resumed.end() == 0, resumed.lines
@@ -122,7 +122,7 @@ def test_only_a_lost_run_can_be_resumed(start: Callable[..., Run]) -> None:
     run.process.kill()
     assert run.end() == -signal.SIGKILL
     resumed = start(jobs, command=("testbed", "resume", str(run.path)))
-    resumed.wait_for("the run goes on")
+    resumed.wait_for("the run continues")
     second = start(jobs, command=("testbed", "resume", str(run.path)))
     assert second.end() == 2
     assert "drives this run" in second.lines[0]
@@ -161,7 +161,7 @@ def test_a_controller_that_cannot_take_a_run_over_leaves_it_for_the_next_one(sta
     assert program.is_running()
     assert not (run.path / "summary.json").exists()
     resumed = start(jobs, command=("testbed", "resume", str(run.path)))
-    resumed.wait_for("the run goes on: ")
+    resumed.wait_for("the run continues after ")
     assert program.is_running()
     resumed.process.send_signal(signal.SIGINT)
     assert resumed.end() == 130

@@ -372,7 +372,7 @@ def test_a_guest_that_was_healed_is_told_and_in_the_journal(tmp_path: Path) -> N
             0, report_of(GuestEvent(node="n0", guest="g", event="healed", mono_ns=0, detail=detail))
         )
         world.directory.close()
-        assert [line.partition(" on ")[2] for line in world.lines] == ["n0 tells again after 31 s of silence"]
+        assert [line.partition(" on ")[2] for line in world.lines] == ["n0 reports again after 31 s of silence"]
         (entry,) = read_journal(world.directory.path / "events.jsonl")
         assert (entry["kind"], entry["event"], entry["detail"]) == ("guest", "healed", detail)
 

@@ -70,7 +70,7 @@ def test_a_wrong_checksum_of_any_rank_is_found(
     told = data.draw(st.sampled_from(["", "0" * 16, "null"]))
     wrong = replace(claim, checksums={**claim.checksums, liar: told})
     verdicts = compare_claims([wrong], UNTIL_DONE_S)
-    expected = f"task {liar}: it is done with checksum {told}; its work comes to {claim.checksums[liar]}"
+    expected = f"task {liar}: it is done with checksum {told}: expected {claim.checksums[liar]}"
     assert (verdicts.right, verdicts.wrong, verdicts.unchecked) == (0, {1: expected}, {})
 
 

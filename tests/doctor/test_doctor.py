@@ -38,7 +38,7 @@ def test_a_sick_one_is_told_what_mends_it(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     result = CliRunner().invoke(doctor, arguments, standalone_mode=False)
     assert result.return_value == 2
-    for words in ("nowhere: cannot be written", "mend: mkdir -p", "connection refused; does a broker run there?",
+    for words in ("nowhere: cannot be written", "fix: mkdir -p", "connection refused; does a broker run there?",
                   "systemctl restart mosquitto", "InfluxDB"):  # fmt: skip
         assert words in result.stdout
 

@@ -1,175 +1,42 @@
-"""Every command of the README, with the wheel of this checkout in a virtual environment of its own.
+"""The wheel of this checkout in a virtual environment of its own, and the commands of every page with it.
 
-Commands run in an unpacked source distribution, as in a clone, and in an empty folder with the names of packaged
-scenarios. Those that take minutes run with --long.
+Commands run in an unpacked source distribution, as in a clone. Those that need minutes, or more than this machine, run
+with --long: the environment variable DFRS_PAGES names their kinds (`support.docs.pages.KINDS`), by default `long`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from dataclasses import dataclass, field
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from support.ansible.hosts import make_wheels, why_not
 from support.archives import unpack
-from support.docs.blocks import ROOT, command_lines
+from support.docs.blocks import PAGES, ROOT
+from support.docs.machines import FILLED, machines, make_home
+from support.docs.pages import KINDS, MARKS, Block, all_blocks, script_of
 from support.live import HANG_S
+from support.report.rehearsed_run import rehearse
 from support.short_run import write_short_run
 from support.workload.site_jobs import SACCT_SAMPLE
 
 pytestmark = pytest.mark.slow
-COMMANDS = command_lines(ROOT / "README.md")
-EXTRAS = "campaign,check,dashboard,influx,query,report,secure,simulate"  # without what needs libvirt's headers
+EXTRAS = "campaign,check,dashboard,influx,query,report,secure,simulate"  # without those that need libvirt's headers
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What is run for a command of the README, which is the key of this row.
-
-    `clone` and `empty` are shell commands for the two folders, by default the README's own and none; with `both` one
-    for both. Where `clone` is not the README's own, `why` is the reason. RUN is the directory of a short run.
-    """
-
-    clone: str = ""
-    empty: str = ""
-    both: bool = False
-    why: str = ""
-    says: str = ""
-    codes: tuple[int, ...] = (0,)
-
-
-_NEEDS_ROOT = "it changes the machine: root makes a lab, which tests/box does"
-_INSTALLS = "it installs packages of Debian"
-_TLS_DIR = "TESTBED_TLS_DIR=certificates/controllers/alice"
-_A_SERVER = "it runs until it is stopped"
-_STOPPED = """
-coproc { exec testbed dashboard --port 0 --json; }
-read -r line <&"${COPROC[0]}"
-python -c 'import json, sys, urllib.request as u; print(u.urlopen(json.loads(sys.argv[1])["url"]).status)' "$line"
-kill "$COPROC_PID"
-"""
-_PARSES = "it needs another machine; its options are checked by tests/docs, it is executed by tests/secure"
-_SACCT = (
-    "TZ=UTC sacct --allusers --parsable2 --starttime 2026-01-01 --endtime 2026-02-01 --format "
-    "JobIDRaw,Submit,Start,End,ElapsedRaw,State,NCPUS,NNodes,ReqMem,MaxRSS,NTasks,TimelimitRaw,Partition > january.txt"
-)
-_CONVERT = (
-    "testbed trace convert january.txt january.csv --from sacct --cores-per-node 48 --node-memory-gb 192 --task node"
-)
-_LOG = "the log is not part of the project; tests/workload reads it where it is"
-
-QUICK = {
-    "testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv": Row(
-        both=True
-    ),
-    'testbed simulate trace.csv --nodes 128 --policy "/per/OPT=MIN" --overheads linear:fixed_s=2,gb_per_s=0.5': Row(
-        both=True, says="/per/OPT=MIN"
-    ),
-    'testbed simulate trace.csv --nodes 128 --policy "GreedyPM */per/OPT=MIN/MINVT=600" --policy EASY': Row(
-        both=True, says="EASY"
-    ),
-    "testbed ca init certificates --lab mylab": Row(both=True),
-    "testbed ca issue certificates broker --host broker.example": Row(both=True),
-    "testbed ca issue certificates node n1 --host 192.0.2.11": Row(both=True),
-    "testbed ca issue certificates controller alice": Row(both=True),
-    "testbed ca broker-files certificates --out broker-files": Row(both=True),
-    "pip install '.[dashboard]' && testbed dashboard": Row(
-        clone=_STOPPED, both=True, why=_A_SERVER, says="200"
-    ),
-    "pip install '.[report]' && testbed report runs/NAME --simulate": Row(
-        clone="testbed report RUN --simulate", both=True, why="NAME stands for a run", says="report.html"
-    ),
-    "pip install '.[query]' && testbed query runs/NAME \"SELECT job, penalty_s FROM rescheduling\"": Row(
-        clone='testbed query RUN "SELECT job, penalty_s FROM rescheduling"', both=True, why="NAME stands for a run",
-        says="penalty_s",
-    ),
-    "testbed why runs/NAME 2": Row(
-        clone="testbed why RUN 2", both=True, why="NAME stands for a run", says="job 2 is done"
-    ),
-    "testbed trace info HPC2N-2002-2.2-cln.swf.gz --reading hpc2n": Row(
-        clone="testbed trace info trace.csv", why=_LOG, says="1000"
-    ),
-    'testbed run scenarios/hpc2n-hour.toml --trace HPC2N-2002-2.2-cln.swf.gz --policy "GreedyPM '
-    '*/per/OPT=MIN/MINVT=600" --policy EASY': Row(
-        clone="testbed run scenarios/hpc2n-hour.toml --trace short.csv --dry-run --policy EASY",
-        empty="testbed run hpc2n-hour --trace short.csv --dry-run --policy EASY",
-        why=_LOG,
-        says="short.csv: a job table takes no reading, yet 'hpc2n' was given",  # the scenario's own
-        codes=(2,),
-    ),
-    _SACCT: Row(clone="testbed trace convert --help", why="no Slurm is here", says="sacct"),
-    _CONVERT: Row(both=True),
-    'testbed simulate january.csv --nodes 100 --policy EASY --policy "GreedyPM */per/OPT=MIN/MINVT=600"': Row(
-        both=True, says="EASY"
-    ),
-    "sudo .venv/bin/testbed lab up scenarios/kvm-two-nodes.toml": Row(
-        clone="testbed lab up --help", why=_NEEDS_ROOT, says="kvm-two-nodes"
-    ),
-    "sudo .venv/bin/testbed run scenarios/kvm-two-nodes.toml": Row(
-        clone="testbed run scenarios/kvm-two-nodes.toml --dry-run", empty="testbed run kvm-two-nodes --dry-run",
-        why=_NEEDS_ROOT, says="jobs",
-    ),
-    "sudo .venv/bin/testbed lab up scenarios/xen-nested.toml": Row(
-        clone="testbed lab up --help", why=_NEEDS_ROOT, says="SCENARIO"
-    ),
-    "sudo .venv/bin/testbed run scenarios/xen-nested.toml": Row(
-        clone="testbed run scenarios/xen-nested.toml --dry-run", empty="testbed run xen-nested --dry-run",
-        why=_NEEDS_ROOT, says="jobs",
-    ),
-    "sudo .venv/bin/testbed check --lab scenarios/xen-nested.toml": Row(
-        clone="testbed check --list --lab scenarios/xen-nested.toml", empty="testbed check --list --lab xen-nested",
-        why=_NEEDS_ROOT, says="test_memory.py::",
-    ),
-    "sudo .venv/bin/testbed lab down": Row(clone="testbed lab down --help", why=_NEEDS_ROOT, says="SCENARIO"),
-    "sudo ./scripts/debian-packages": Row(clone="bash -n scripts/debian-packages", why=_INSTALLS),
-    "sudo ./scripts/debian-packages xen": Row(clone="grep -c mmdebstrap scripts/debian-packages", why=_INSTALLS),
-    "python3 -m venv .venv && . .venv/bin/activate && pip install '.[libvirt,secure]'": Row(
-        clone="pip install --dry-run --no-deps --quiet --report - '.[libvirt,secure]'",
-        why="libvirt-python is compiled against headers that not every machine has", says="libvirt",
-    ),
-    "./scripts/test": Row(clone="bash -n scripts/test", why="it runs this test"),
-    "node-agent --lab mylab --node n1 --broker mqtts://broker.example:8883 --tls-dir certificates/nodes/n1 --address "
-    "192.0.2.11 --cpus 8 --memory-mib 32000": Row(clone="node-agent --help", why=_PARSES, says="--tls-dir"),
-    f"{_TLS_DIR} testbed nodes --lab mylab --broker mqtts://broker.example:8884": Row(
-        clone=f"{_TLS_DIR} testbed nodes --lab mylab --broker mqtts://127.0.0.1:1",
-        why=_PARSES, says="127.0.0.1:1", codes=(1, 2),
-    ),
-}  # fmt: skip
-LONG = {
-    "python3 -m venv .venv && . .venv/bin/activate && pip install . && testbed run scenarios/quickstart.toml": Row(
-        empty="testbed run quickstart", says="runs/"
-    ),
-    "testbed calibrate --quick --report": Row(says="calibration.html"),
-    "testbed compare runs/* --overheads calibration.toml": Row(
-        says="Simulated with", codes=(0, 1)  # 1: on a busy machine every run counts as disturbed
-    ),
-    "pip install '.[check]'": Row(),
-    "testbed check --lab scenarios/quickstart.toml": Row(empty="testbed check --lab quickstart", says="passed"),
-    "testbed campaign rr7659-unscaled": Row(
-        clone="testbed campaign scenarios/campaigns/rr7659-unscaled.toml --limit 1",
-        empty="testbed campaign rr7659-unscaled --limit 1", why="a hundred traces take hours", says="0 failed",
-    ),
-}  # fmt: skip
-
-
-MAKERS = {  # of the files that commands expect of others before them
-    "trace.csv": "testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv",
-    "january.csv": _CONVERT,
-    "certificates": "testbed ca init certificates --lab mylab",
-    "calibration.toml": "testbed calibrate --quick --report",
-}
-
-
-def short(word: str) -> str:
-    """Return how a test's name has a word of its case."""
-    return word.strip().partition("\n")[0][-50:]
+LANE = tuple(os.environ.get("DFRS_PAGES", "long").split())
+MOST_S = 12 * 3600.0  # of a page with live campaigns; the lane's own limit comes first
+RUN = "2026-11-21T10-29-37-quickstart"  # the run of docs/queries.md
 
 
 @dataclass(slots=True)
@@ -185,18 +52,11 @@ class Installed:
     def shell(self, command: str, folder: str, within_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
         return shell(command, self.folders[folder], self.venv, within_s)
 
-    def check(self, row: Row, command: str, folder: str, within_s: float = HANG_S) -> None:
-        if "RUN" in command or "runs/*" in command:
-            command = command.replace("RUN", str(self.run(folder)))
-        for name, maker in MAKERS.items():  # by the test before, if that was chosen
-            if name in command and command != maker and not (self.folders[folder] / name).exists():
-                made = self.shell(maker, folder, within_s)
-                assert made.returncode == 0, made.stdout + made.stderr
-        done = self.shell(command, folder, within_s)
+    def check(self, command: str, folder: str, says: str) -> None:
+        done = self.shell(command, folder)
         told = f"{command}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        assert done.returncode in row.codes, told
-        assert "Traceback" not in done.stderr, told
-        assert row.says in done.stdout + done.stderr, told
+        assert done.returncode == 0, told
+        assert says in done.stdout + done.stderr, told
 
     def run(self, folder: str) -> Path:
         """Return the directory of a short run, made when it is first asked for."""
@@ -245,29 +105,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folders["empty"].mkdir()
     for folder in folders.values():
         write_short_run(folder)
-        (folder / "january.txt").write_text(SACCT_SAMPLE)
     venv = base / "venv"
     made = shell(f"python3 -m venv {venv} && {venv}/bin/pip install --quiet '{wheel}[{EXTRAS}]'", base, None, 1200)
     assert made.returncode == 0, made.stdout + made.stderr
     return Installed(wheel, sdist, venv, folders)
-
-
-def test_every_command_of_the_readme_has_a_row() -> None:
-    assert {*QUICK, *LONG} == set(COMMANDS)
-    assert not QUICK.keys() & LONG.keys()
-    for command, row in {**QUICK, **LONG}.items():
-        assert bool(row.why) == bool(row.clone), f"{command}: the reason why it is not run"
-
-
-def cases(rows: dict[str, Row]) -> list[tuple[str, str, str]]:
-    """Return the README's command, the folder and the command that is run there, in the README's order."""
-    found = []
-    for command in (command for command in dict.fromkeys(COMMANDS) if command in rows):
-        row = rows[command]
-        found.append((command, "clone", row.clone or command))
-        if row.both or row.empty:
-            found.append((command, "empty", row.empty or row.clone or command))
-    return found
 
 
 def test_the_wheel_holds_the_files_of_the_checkout_and_no_others(installed: Installed) -> None:
@@ -278,8 +119,12 @@ def test_the_wheel_holds_the_files_of_the_checkout_and_no_others(installed: Inst
     expected = {
         f"testbed/{name}" if name.startswith("scenarios/") else name for name in listed if (ROOT / name).exists()
     }
-    held = {name for name in zipfile.ZipFile(installed.wheel).namelist() if ".dist-info/" not in name}
-    assert held == expected
+    with zipfile.ZipFile(installed.wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        built = archive.read("testbed/commit").decode().split()
+    assert held == {*expected, "testbed/commit"}
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert built[0] == head.strip()
 
 
 def test_the_wheel_of_the_source_distribution_is_the_same(installed: Installed, tmp_path: Path) -> None:
@@ -331,7 +176,7 @@ def test_packaged_files_are_found(installed: Installed, folder: str) -> None:
         "testbed check --list --lab quickstart": "test_memory.py::",
         "testbed calibrate quickstart --quick --dry-run": "trials, about",
     }.items():
-        installed.check(Row(says=word), command, folder)
+        installed.check(command, folder, word)
 
 
 DRIVER_TEST = """
@@ -374,12 +219,81 @@ def test_a_short_run(installed: Installed) -> None:
     assert {folder: len(installed.run(folder).parts) for folder in ("clone", "empty")} == {"clone": 2, "empty": 2}
 
 
-@pytest.mark.parametrize(("command", "folder", "run"), cases(QUICK), ids=short)
-def test_a_quick_command_of_the_readme(installed: Installed, command: str, folder: str, run: str) -> None:
-    installed.check(QUICK[command], run, folder)
+def page_folder(page: Path, installed: Installed, tmp_path: Path) -> Path:
+    """Return a clone for the commands of a page, with programs that this machine may lack: sudo for root, and sacct."""
+    folder = tmp_path / "clone"
+    shutil.copytree(unpacked(installed.sdist, tmp_path / "sdist"), folder)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (tmp_path / "accounting").write_text(SACCT_SAMPLE)
+    stand_ins = {"sacct": f"cat {shlex.quote(str(tmp_path / 'accounting'))}"}
+    if shutil.which("sudo") is None and os.geteuid() == 0:
+        stand_ins["sudo"] = 'exec "$@"'
+    for name, text in stand_ins.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    return folder
+
+
+def execute(page: Path, kinds: tuple[str, ...], installed: Installed, folder: Path, within_s: float) -> None:
+    path = shlex.quote(str(folder.parent / "programs"))
+    home = folder.parent / "home"
+    begin = f"PATH={path}:$PATH\n" + (f"export HOME={shlex.quote(str(home))}\n" if home.exists() else "")
+    script = script_of(page, kinds, FILLED if "machines" in kinds else None)
+    done = shell(begin + script, folder, installed.venv, within_s)
+    told = f"{page.name}: exit code {done.returncode}\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
+    assert done.returncode == 0, told
+    assert "Traceback" not in done.stdout + done.stderr, told
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if script_of(page, ())], ids=lambda page: page.name)
+def test_the_quick_commands_of_a_page_work(page: Path, installed: Installed, tmp_path: Path) -> None:
+    folder = page_folder(page, installed, tmp_path)
+    (folder / "runs").mkdir()
+    rehearse(folder / "runs" / RUN)
+    execute(page, (), installed, folder, HANG_S)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("command", "folder", "run"), cases(LONG), ids=short)
-def test_a_long_command_of_the_readme(installed: Installed, command: str, folder: str, run: str) -> None:
-    installed.check(LONG[command], run, folder, 3600.0)
+@pytest.mark.parametrize("page", [page for page in PAGES if script_of(page, LANE)], ids=lambda page: page.name)
+def test_the_other_commands_of_a_page_work(page: Path, installed: Installed, tmp_path: Path) -> None:
+    folder = page_folder(page, installed, tmp_path)
+    if "log" in LANE:
+        log = "HPC2N-2002-2.2-cln.swf.gz"
+        (folder / log).symlink_to(Path(os.environ["TESTBED_TRACES"]) / log)
+    with contextlib.ExitStack() as stack:
+        if "machines" in LANE:
+            assert not why_not(), why_not()
+            (tmp_path / "wheels").mkdir()
+            make_wheels(tmp_path / "wheels")
+            make_home(tmp_path, stack.enter_context(machines(tmp_path, tmp_path / "wheels")))
+        execute(page, LANE, installed, folder, MOST_S)
+
+
+@pytest.mark.parametrize("block", all_blocks(), ids=lambda block: f"{block.page}: {block.text.splitlines()[0][:50]}")
+def test_the_comments_of_a_block_are_known(block: Block) -> None:
+    assert set(block.marks) <= MARKS
+    assert block.kind in {"", *KINDS}
+    assert not {"background", "stays", "until"} & set(block.marks) or {"started", "stays", "until"} & set(block.marks)
+    if "file" in block.marks:
+        text = (ROOT / "docs" / block.page).read_text(encoding="utf-8")
+        assert f"`{block.marks['file']}`" in text, "the page names the file for its readers"
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in all_blocks() if block.kind in {"ci", "blocks", "playbook"}], ids=str
+)
+def test_what_others_execute_is_executed_by_them(block: Block) -> None:
+    commands = re.sub(r"\s+#.*$", "", block.text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
+    lanes = (ROOT / ".ci/blocks.toml").read_text(encoding="utf-8")
+    names = {each["name"] for each in tomllib.loads(lanes)["block"]}
+    for words in (line.split() for line in commands):
+        if block.kind == "playbook":
+            if "ansible-playbook" in words:
+                assert "site.yml" in (ROOT / "tests/ansible/test_playbook.py").read_text(encoding="utf-8")
+        elif block.kind == "ci":
+            assert " ".join(words) in (ROOT / ".ci/run").read_text(encoding="utf-8")
+        elif words[0] == ".ci/long":
+            assert {word for word in words[1:] if not word.startswith("--")} <= names
+        else:
+            assert " ".join(words[:3] if words[0] == "testbed" else words[:2]) in lanes, words

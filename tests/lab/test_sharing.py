@@ -81,6 +81,6 @@ def test_a_node_that_cannot_is_named(policy: str, capabilities: tuple[str, ...],
     able, unable = facts_of("shares", "waits"), facts_of(*capabilities)
     with pytest.raises(UserError, match=re.escape("node n1: its driver 'process' cannot ")) as raised:
         check_sharing(parse(policy), {"n0": able, "n1": unable})
-    assert f"as policy {policy} wants: expected one with the capability {lacking}" in str(raised.value)
+    assert f"as policy {policy} requires: expected one with the capability {lacking}" in str(raised.value)
     check_sharing(parse(policy), {"n0": able, "n1": able})
     check_sharing(parse("FCFS"), {"n0": unable})

@@ -101,7 +101,7 @@ def play(tmp_path: Path, work: Callable[[Lab], object]) -> None:
 def test_who_drives_is_told_and_the_lab_can_be_taken(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         code, out, _ = await lab.command("who", "t")
-        assert (code, out.splitlines()[0]) == (1, "lab t: nobody has driven it yet")
+        assert (code, out.splitlines()[0]) == (1, "lab t: no controller has driven it yet")
         taken = asyncio.Event()
 
         async def drive() -> None:
@@ -149,7 +149,7 @@ def test_guests_of_a_controller_that_died_are_kept_if_that_was_wanted_until_the_
         while (await lab.command("who", "t"))[0] == 0:
             pass
         with pytest.raises(
-            UserError, match="node n1 holds dfrs-a: guests and images of a run whose controller died: go on with it"
+            UserError, match="node n1 holds dfrs-a: guests and images of a run whose controller died: continue it"
         ):
             async with lab.driven(empty_within_s=HELD_S):
                 raise AssertionError("the lab was taken for empty")

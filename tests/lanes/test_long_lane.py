@@ -178,5 +178,5 @@ def test_an_interrupted_step_is_ended_and_leaves_no_result(
 def test_the_blocks_of_this_project_can_be_read() -> None:
     done = subprocess.run([ROOT / ".ci/long", "--list", "--json"], check=True, capture_output=True, text=True)
     names = [block["block"] for block in json.loads(done.stdout)]
-    assert {"ci", "ordinary-user", "readme", "xen"} <= set(names)
+    assert {"ci", "ordinary-user", "pages", "xen"} <= set(names)
     assert len(names) == len(set(names))

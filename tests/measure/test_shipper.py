@@ -205,7 +205,7 @@ def test_a_position_that_cannot_be_kept_is_told_of_and_does_not_stop_shipping(tm
         pass
     assert len(server.lines) == 9
     assert len(told) == 1
-    assert "cannot keep how far it is shipped" in told[0]
+    assert "cannot save the shipping position" in told[0]
     assert read_shipped(run) == {}
     (run / "shipped.json.part").rmdir()
     with (run / "points.lp").open("ab") as file:

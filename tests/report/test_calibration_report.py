@@ -102,7 +102,7 @@ def test_every_experiment_has_its_figure_and_verdicts_come_first(whole, words_on
         assert name.replace("_", " ") in found.text
         assert assumption.statement in found.text
     assert f"{len(calibration.quantities)} quantities" in found.text
-    assert re.search(r"CPU load of others\s?median \d\.\d %, at most \d+\.\d % of the machine", found.text)
+    assert re.search(r"foreign CPU load\s?median \d\.\d %, at most \d+\.\d % of the machine", found.text)
     for quantity in calibration.quantities:
         assert quantity.name in found.text
 
@@ -188,7 +188,7 @@ def test_without_a_guest_alone_there_is_no_figure_of_suspend_and_resume(whole):
     assert figure_suspend(measured, together).reason == "No guest was saved alone."
     assert (
         figure_suspend(measured, []).reason
-        == "Not measured: the trials of save-restore do not hold what this figure needs."
+        == "Not measured: the trials of save-restore lack the values that this figure needs."
     )
 
 

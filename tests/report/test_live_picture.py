@@ -84,8 +84,8 @@ def test_picture_tells_what_matters():
     whole = "\n".join(text)
     for told in (
         "trace 00:34:10", "48% of the work", "ETA 00:00:44", "3 to come", "1 failed", "queue 78 79 80",
-        "3, in all 2.3 s, mean 0.77 s, most 1.20 s", "0.25/1 cores", "400/640 MiB", "71.0 0.25/0.50",
-        "75.1 0.00/0.25 saving", "1 under way, 2 planned", "2.3 s", "job 75 paused",
+        "3, total 2.3 s, mean 0.77 s, max 1.20 s", "0.25/1 cores", "400/640 MiB", "71.0 0.25/0.50",
+        "75.1 0.00/0.25 saving", "1 in progress, 2 planned", "2.3 s", "job 75 paused",
     ):  # fmt: skip
         assert told in whole
     bar = next(line for line in text if line.startswith("node-a")).split()[1]

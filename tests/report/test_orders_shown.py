@@ -75,7 +75,7 @@ def test_the_page_says_that_a_run_is_paused_and_goes_on(run: Path) -> None:
     last_s = page.state.now_s
     assert last_s == pytest.approx(10.0, abs=1.0), "the pause has no length"
     texts = [text for _, _, _, text in page.state.log]
-    assert texts[-1].startswith("trace time goes on, after it stood still for ")
+    assert texts[-1].startswith("trace time continues after a standstill of ")
     assert "the operator paused the run" in texts
 
 
@@ -109,7 +109,7 @@ def test_why_tells_of_orders_and_of_what_the_pause_cost(run: Path) -> None:
     text = "\n".join(lines(told))
     assert "the operator paused the run" in text
     assert "the operator continued the run" in text
-    assert "trace time goes on, after it stood still for " in text
+    assert "trace time continues after a standstill of " in text
     assert "pause of the run cost " in text
     assert "; the run was paused for 1" in text
     assert told.story.waited_s()[OPERATOR] == pytest.approx(PAUSED_S, abs=2.0)

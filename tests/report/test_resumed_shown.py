@@ -82,7 +82,7 @@ def test_the_page_says_that_the_run_recovers_and_goes_on(run: Path) -> None:
     assert after.state == "running"
     assert after.stood_still_s >= AWAY_S
     assert after.now_s == pytest.approx(before.now_s, abs=1.0), "the time without a controller has no length"
-    assert after.log[-1][3].startswith("trace time goes on, after ")
+    assert after.log[-1][3].startswith("trace time continues after ")
     assert any("whose controller was lost 60.0 s before" in text for _, _, _, text in after.log)
 
 
@@ -91,7 +91,7 @@ def test_the_story_of_a_job_tells_of_it(run: Path) -> None:
     report = read_job_report(run, job)
     text = "\n".join(lines(report))
     assert "resumed the run, whose controller was lost 60.0 s before" in text
-    assert "trace time goes on, after 60." in text
+    assert "trace time continues after 60." in text
     assert ", carried on after the loss of the controller: took " in text
     others = [read_job_report(run, each.job_id) for each in Run(run)._facts.jobs]
     assert any("the job ran on meanwhile" in "\n".join(lines(other)) for other in others)
@@ -105,11 +105,11 @@ def test_tables_and_report_say_how_long_it_was(run: Path) -> None:
     blind_s = json.loads((run / "summary.json").read_text())["without_controller"]["blind_s"]
     out = StringIO()
     print_run(run, Console(file=out, width=200))
-    (line,) = (line for line in out.getvalue().splitlines() if "without a controller, in no other figure" in line)
+    (line,) = (line for line in out.getvalue().splitlines() if "time without a controller" in line)
     assert line.split()[-2:] == [f"{blind_s:.3f}", "s"]
     assert "s without a controller; " in out.getvalue()
     html = render(run_page(load_run_data(run)))
-    assert "without a controller, in no other figure" in html
+    assert "time without a controller (not in other metrics)" in html
     assert "resumed the run, whose controller was lost 60.0 s before" in html
 
 

@@ -31,7 +31,9 @@ def test_every_answer_makes_a_valid_scenario(
     trace = folder / 'a "strange" name.csv'
     trace.write_text(JOBS)
     path = folder / "s.toml"
-    path.write_text(scenario_text(Answers("mine", driver, nodes, cpus, memory_mib, trace if real else None, jobs=1 if real else 20)))
+    path.write_text(
+        scenario_text(Answers("mine", driver, nodes, cpus, memory_mib, trace if real else None, jobs=1 if real else 20))
+    )
     assert validate(path) == []
 
 

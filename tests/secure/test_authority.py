@@ -104,7 +104,7 @@ def test_the_commands_of_the_help_text_work_and_are_idempotent(tmp_path: Path) -
         ["broker-files", str(folder), "--out", str(out)],
         ["list", str(folder)],
     ]
-    for told in (("made", "written"), ("was there", "unchanged")):
+    for told in (("created", "written"), ("exists already", "unchanged")):
         for command in commands:
             result = CliRunner().invoke(ca, command, standalone_mode=False, catch_exceptions=False)
             assert result.return_value == 0

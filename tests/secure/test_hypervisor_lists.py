@@ -115,7 +115,7 @@ def test_connections_of_all_who_are_not_let_in_end_also_half_open_ones(node: Nod
          "libvirtd: it has not read its list: error: Base64 decoding error."),
         ({"client_list": "echo 'error: no' >&2; exit 1"}, "libvirtd: its connections are not known: error: no"),
         ({"client_list": CLIENTS, "client_info": INFO, "client_disconnect": "echo 'error: not now' >&2; exit 1"},
-         "libvirtd: the connection of n1 goes on: error: not now"),
+         "libvirtd: the connection of n1 stays open: error: not now"),
         (None, "libvirtd: virt-admin is not installed, so it has not read its list: expected package libvirt-clients"),
     ],
 )  # fmt: skip

@@ -273,7 +273,7 @@ def test_a_connection_that_cannot_be_ended_is_told(machines: Machines, authority
     machines.why_not = "broker mqtts://b: no answer within 5 s"
     done = revoke(authority, hosts_file(tmp_path, head={"ssh": "root@head"}))
     assert done.return_value == 1
-    assert "the connection of n1 goes on, but says and hears nothing: broker mqtts://b: no answer" in done.output
+    assert "the connection of n1 stays open, but cannot send or receive: broker mqtts://b: no answer" in done.output
 
 
 def test_a_broker_of_before_and_a_file_without_head_are_told(

@@ -1,1 +1,1 @@
-"""What tests of several folders share."""
+"""Code shared by the tests of several folders."""

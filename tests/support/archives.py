@@ -1,11 +1,11 @@
-"""Archives that the project made itself, unpacked on every Python that it supports."""
+"""Unpacking of the project's own archives, on every Python that it supports."""
 
 from __future__ import annotations
 
 import tarfile
 from pathlib import Path
 
-# Debian 12's Python has no filters yet, and later ones warn without one
+# Debian 12's Python has no filters yet, and later versions warn if none is given
 _FILTER = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 

@@ -24,7 +24,7 @@ def _frozen(value: object) -> object:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the calibration of a file; a key that its model does not know is an error."""
+    """Return the calibration of a file; a key that is unknown to its model is an error."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     about, grids, ways = data.pop("calibration"), data.pop("overheads", None), data.pop("migration_ways_s", {})
     assert about.pop("version") == VERSION

@@ -1,4 +1,4 @@
-"""Deadlines of scenarios for tests of something else: a machine that stands still for minutes does not exceed them."""
+"""Deadlines of scenarios for tests that do not test deadlines: a pause of the machine for minutes exceeds none."""
 
 from __future__ import annotations
 

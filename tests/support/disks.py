@@ -13,7 +13,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(place: Path, mib: int) -> Iterator[Path]:
-    """Mount a file system of that size in memory at a new folder; skips the test where that is not allowed."""
+    """Mount a file system of that size in memory at a new folder; skips the test if that is not permitted."""
     place.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(place)], check=False, capture_output=True, text=True
@@ -27,7 +27,7 @@ def small_disk(place: Path, mib: int) -> Iterator[Path]:
 
 
 def fill(disk: Path, leave_bytes: int) -> None:
-    """Take all but about `leave_bytes` of the room that is left."""
+    """Use all but about `leave_bytes` of the free space."""
     room = os.statvfs(disk)
     with (disk / "ballast").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - leave_bytes)

@@ -1,4 +1,4 @@
-"""Events for tests, from the keys that matter to one."""
+"""Events for tests, made from the keys that matter to a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING = {shapes.FloatType: 0.0, shapes.IntType: 0, shapes.BoolType: False, sh
 
 
 def whole(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry with all keys that its kind must have: zeros, empty texts and lists where it has none."""
+    """Return the entry with all required keys of its kind; missing ones become zeros, empty texts and empty lists."""
     kind = KINDS.get(entry["kind"])
     return {"t_s": 0.0, "trace_s": 0.0, **entry} if kind is None else _whole(kind, entry)
 

@@ -1,4 +1,4 @@
-"""The state of the controller against its journal and against what agents hold, in every run that a test makes."""
+"""Comparison of the controller's state with its journal and with the guests of agents, in every run of a test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNDER_WAY = frozenset({Phase.STARTING, Phase.SAVING, Phase.TRANSFERRING, Phase.
 
 
 def differences(mine: History, journal: History) -> list[str]:
-    """Return what the history of a controller and the fold of its journal say differently, by key."""
+    """Return the differences between the history of a controller and the fold of its journal, by key."""
     found = _unequal("run", mine, journal, leave_out={"names", "jobs", "active", "nodes"})
     if mine.active.keys() != journal.active.keys():
         found.append(f"the controller has active jobs {list(mine.active)}, its journal {list(journal.active)}")
@@ -46,7 +46,7 @@ def _unequal(whose: str, mine: object, journal: object, leave_out: Collection[st
 
 
 def unlike(cluster: Cluster) -> list[str]:
-    """Return where the history of a run that has ended differs from what else its controller knows."""
+    """Return the differences between the history of an ended run and the other state of its controller."""
     found = [f"operations {list(cluster.history.flights)} are under way still"] if cluster.history.flights else []
     for live in cluster.jobs.values():
         state = live.state
@@ -62,9 +62,9 @@ def unlike(cluster: Cluster) -> list[str]:
 
 
 def faults_of(history: History, memory_mib: Sequence[int], given_up: Collection[int] = ()) -> list[str]:
-    """Return what no legal state has: places that do not go with the phase, or more memory held than there is.
+    """Return the faults of a state: places that contradict the phase, or nodes that are over their memory.
 
-    The operations on jobs that are `given_up` were cancelled: nobody knows what became of their guests.
+    The operations on jobs that are `given_up` were cancelled, so the state of their guests is unknown.
     """
     found = []
     for job in history.jobs.values():
@@ -109,11 +109,11 @@ def fold_each(journal: Iterable[Known], memory_mib: Sequence[int] = ()) -> Histo
 
 @contextlib.contextmanager
 def folds_compared(*, agents: bool = True) -> Iterator[list[str]]:
-    """Compare the history of the controller, at the end of each run inside the block; yield what differs.
+    """Compare the history of the controller, at the end of each run inside the block; yield the differences.
 
-    It is compared with a fold of the journal as it was written, whose prefixes must be legal states, with what else the
-    controller knows, and, after each operation, with what the `agents` of a rehearsal hold. A run whose journal could
-    not be written whole is folded as far as it goes, and not compared.
+    The history is compared with a fold of the written journal, each prefix of which must be a legal state, and with the
+    other state of the controller. After each operation it is compared with the guests of the `agents` of a dry run. If
+    the journal of a run could not be written completely, the written part is folded, and not compared.
     """
     found: list[str] = []
     holdings = Holdings()
@@ -142,7 +142,7 @@ def folds_compared(*, agents: bool = True) -> Iterator[list[str]]:
 
 
 def check_directory(run: Path) -> History:
-    """Compare the fold of the journal of a run, whose controller was a process of its own, with its results."""
+    """Compare the fold of the journal of a run, whose controller was a separate process, with its results."""
     history = fold_each(read_events(run / "events.jsonl"))
     if not (run / "summary.json").exists():
         return history

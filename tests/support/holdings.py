@@ -1,4 +1,4 @@
-"""What the agents of a rehearsal really hold, against what the history of the run says after each operation."""
+"""Comparison of the guests of a dry run's agents with the history of the run, after each operation."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from testbed.run.history import History
 
 
 class Holdings:
-    """The agents with null drivers of this process, by node, and which guests have ended by themselves."""
+    """The agents with null drivers in this process, by node, and the guests that have ended by themselves."""
 
     def __init__(self) -> None:
         self.different: list[str] = []
         self.compared = 0
         self._agents: dict[str, Agent] = {}
-        self._ended: set[str] = set()  # guests, on whatever node
+        self._ended: set[str] = set()  # guests, on any node
         self._begun: dict[int, dict[str, Agent]] = {}  # the agents when an operation began
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Watch agents and recorders that are made from now on."""
+        """Watch agents and recorders that are created from now on."""
         run, put, made = Agent.run, GuestEvents.put, Recorder.__post_init__
 
         async def running(agent: Agent) -> None:

@@ -1,4 +1,4 @@
-"""Which files of the packages import which, and circles among them; late imports and those for types alone count."""
+"""The imports between files of the packages, and circles among them; late and type-only imports count, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGES = ("testbed", "node_agent")
 Graph = Mapping[str, Mapping[str, int]]
-"""How many statements of a module, or of a wing, import another one."""
+"""By module or wing: the number of statements that import each other one."""
 
 
 def imports(root: Path) -> dict[str, Counter[str]]:
@@ -26,7 +26,7 @@ def _name(path: Path) -> str:
 
 
 def _imported(text: str, known: Iterable[str]) -> Iterator[str]:
-    """Yield the modules that each import statement of a file names, each one once per statement."""
+    """Yield the modules that each import statement of a file names, each once per statement."""
     for node in ast.walk(ast.parse(text)):
         found: set[str] = set()
         if isinstance(node, ast.Import):
@@ -55,7 +55,7 @@ def between_wings(graph: Graph) -> dict[str, Counter[str]]:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Return the groups of names that reach each other, each sorted: after Tarjan."""
+    """Return the groups of names that reach each other, each sorted (Tarjan's algorithm)."""
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []

@@ -17,7 +17,7 @@ MOMENTS = ("working", "watched", "held", "restored")
 
 
 class Killed(Experiment):
-    """Every other trial loses its guest, at one of `moments` after the other; `kill(guest)` kills its process."""
+    """Every other trial loses its guest, at each of `moments` in turn; `kill(guest)` kills its process."""
 
     name = "killed"
     about = "guests that are killed"
@@ -63,7 +63,7 @@ class Killed(Experiment):
 
 
 def check_killed(trials: Trials, count: int) -> None:
-    """Every other trial failed since its guest was killed, and nothing else did."""
+    """Assert that every other trial failed because its guest was killed, and that no other trial failed."""
     assert [outcome.error is None for outcome in trials.outcomes] == [number % 2 == 0 for number in range(count)]
     for outcome in trials.failed():
         assert "dfrs-" in str(outcome.error), f"the reason names no guest: {outcome.error}"

@@ -1,4 +1,4 @@
-"""A lab in a box for tests: private libvirtds, so that nothing of the machine's own is touched."""
+"""A lab in a box for tests, with private libvirtds, so that the machine's own libvirtd is not touched."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ memory_mib = 1536
 
 @contextlib.contextmanager
 def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
-    """Bring up a lab of two nodes, a and b; yields its journal; nothing is left of it after."""
+    """Bring up a lab of two nodes, a and b, and yield its journal; the lab is removed afterwards."""
     from testbed.lab.box.down import remove_lab
     from testbed.lab.box.state import Journal
     from testbed.lab.box.up import bring_up
@@ -68,7 +68,7 @@ def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
 
 
 def destination(journal: object, node_name: str, as_node: str) -> object:
-    """Return where guests migrate to that go to the hypervisor of a node, whose driver calls itself `as_node`."""
+    """Return the target of migrations to the hypervisor of a node whose driver has the name `as_node`."""
     from testbed.bus.migration import Destination, migration_uri
     from testbed.lab.box.network import BRIDGE
 

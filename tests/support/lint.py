@@ -1,9 +1,9 @@
-"""A lint for tests that depend on the speed of the machine; `scripts/lint-tests --help` says how it is run.
+"""A lint for tests that depend on the speed of the machine; for its use see `scripts/lint-tests --help`.
 
 sleep   a wait for time to pass, outside of polls for a state and of virtual time
 bound   an upper bound in seconds
 guard   a guard against hanging that is shorter than `support.live.HANG_S`
-finite  work that may be over before the test acts on its guest
+finite  work that may be done before the test acts on its guest
 excuse  an exception (`# speed: REASON`) that has no reason, or that excuses nothing
 """
 
@@ -35,18 +35,18 @@ example:
 """
 
 CLOCKS = frozenset(["time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"])
-VIRTUAL = frozenset(["run_in_virtual_time", "VirtualTimeLoop", "VirtualLoop"])  # whoever uses them is in virtual time
+VIRTUAL = frozenset(["run_in_virtual_time", "VirtualTimeLoop", "VirtualLoop"])  # code that uses them is in virtual time
 GUARDS = frozenset(["timeout", "timeout_s", "within_s", "patience_s"])  # keywords, parameters and class attributes
 POSITIONAL = {  # calls whose guard is an argument by position, and its index
     "wait": 0, "join": 0, "result": 0, "settimeout": 0, "set_default_timeout": 0, "timeout": 0, "wait_for": 1,
 }  # fmt: skip
-INTERVALS = frozenset(["wait", "wait_procs"])  # in a loop that polls, their time-out is the interval
-WORK = frozenset(["work_units", "seconds"])  # parameters that say how much work a guest has
+INTERVALS = frozenset(["wait", "wait_procs"])  # in a loop that polls, their timeout is the interval
+WORK = frozenset(["work_units", "seconds"])  # parameters for the work of a guest
 ACTS = re.compile(r"(hold|save|migrate|set_cap|kill|stop|adopt|release|terminate|send_signal)(_|$)")
 SECONDS = re.compile(r"(_s|_ms|_ns)$|(^|_)(elapsed|took)(_|$)")
 EXCUSE = re.compile(r"#\s*speed:\s*(.*)")
-KIT_PACKAGE = "testbed.testing"  # what tests of drivers inherit, also those of other projects
-KIT = frozenset(["HANG_S", "ENDLESS_UNITS", "THROTTLED_CORES"])  # of support.live: what tests shall use
+KIT_PACKAGE = "testbed.testing"  # tests of drivers inherit from it, also in other projects
+KIT = frozenset(["HANG_S", "ENDLESS_UNITS", "THROTTLED_CORES"])  # names of support.live that tests must use
 WRAPPERS = frozenset(["abs", "float", "max", "mean", "median", "min", "round", "sum"])  # of seconds: seconds, too
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -56,7 +56,7 @@ Loop = ast.While | ast.For | ast.AsyncFor
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A line that depends on speed; `lines` are those on which an exception may stand."""
+    """A line that depends on speed; an exception may be on any of `lines`."""
 
     path: Path
     line: int
@@ -91,7 +91,7 @@ def reads_clock(node: ast.AST) -> bool:
 
 
 def tests_state(test: ast.expr) -> bool:
-    """Return whether a condition asks for more than the time."""
+    """Return whether a condition depends on more than the time."""
     match test:
         case ast.BoolOp(values=values):
             return any(tests_state(value) for value in values)
@@ -103,7 +103,7 @@ def tests_state(test: ast.expr) -> bool:
 
 
 def polls(loop: Loop) -> bool:
-    """Return whether a loop ends with a state: by its condition, or by a way out beneath an `if` or a `try`."""
+    """Return whether a loop ends at a state: by its condition, or by an exit in an `if` or a `try`."""
     if isinstance(loop, ast.While) and tests_state(loop.test):
         return True
     for node in (each for statement in loop.body for each in ast.walk(statement)):
@@ -128,7 +128,7 @@ def seconds(node: ast.expr) -> bool:
 
 
 class Module:
-    """A parsed file: what it defines, imports and excuses."""
+    """A parsed file: its definitions, imports and exceptions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -141,12 +141,12 @@ class Module:
             if token.type == tokenize.COMMENT and (found := EXCUSE.search(token.string)):
                 line = token.start[0]
                 while line + 1 < len(lines) and lines[line].lstrip().startswith("#"):
-                    line += 1  # a comment of its own is about what follows
+                    line += 1  # a comment on a line of its own is about the next line
                 self.excuses[line] = token.start[0], found[1].strip()
 
     @cached_property
     def definitions(self) -> dict[str, ast.expr | ast.stmt]:
-        """What is defined at the top; of classes with tests also each method, as `Class.method`."""
+        """The definitions at the top level; for classes with tests also each method, as `Class.method`."""
         found: dict[str, ast.expr | ast.stmt] = {}
         for node in self.tree.body:
             if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
@@ -160,7 +160,7 @@ class Module:
 
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
-        """Local names, and the module and the name there."""
+        """By local name: the module and the name in that module."""
         return {
             alias.asname or alias.name: (node.module, alias.name)
             for node in ast.walk(self.tree)
@@ -200,7 +200,7 @@ class Module:
 
 
 class Project:
-    """The modules of the folders that are checked, and what they use of each other."""
+    """The modules of the checked folders, and their uses of each other."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.checked = sorted({file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])})
@@ -215,7 +215,7 @@ class Project:
 
     @cache  # noqa: B019  # a project lives as long as the program
     def _file(self, importer: Path, module: str) -> Path | None:
-        """Return the file that an import means: one beside the importer, in the folder `tests`, or of KIT_PACKAGE."""
+        """Return the file of an import: beside the importer, in the folder `tests`, or in KIT_PACKAGE."""
         if f"{module}.".startswith(f"{KIT_PACKAGE}."):
             place = Path(*module.split("."))
             files = (place / "__init__.py", place.with_suffix(".py"))
@@ -227,7 +227,7 @@ class Project:
         return next((each for each in candidates if each.is_file()), None)
 
     def _known(self, path: Path) -> Path:
-        """Return a file by the path that it was given by, as modules are known by that."""
+        """Return a file by its path on the command line, which is the key of modules."""
         return next((each for each in self._modules if each.resolve() == path), path)
 
     def lineage(self, module: Module, name: str) -> Iterator[tuple[Module, str]]:
@@ -240,7 +240,7 @@ class Project:
                 yield from self.lineage(found[0], name_of(base))
 
     def resolve(self, module: Module, name: str) -> tuple[Module, str] | None:
-        """Return where a name is defined, by the module itself, an import, or the folder's fixtures."""
+        """Return the definition of a name: in the module itself, by an import, or among the folder's fixtures."""
         if name in module.definitions:
             return module, name
         if name in module.imports:
@@ -257,7 +257,7 @@ class Project:
         """Return the definitions that a definition names."""
         node = module.definitions[owner]
         parts: list[ast.AST] = [node]
-        if isinstance(node, ast.ClassDef) and module.has_tests(node):  # its methods stand for themselves
+        if isinstance(node, ast.ClassDef) and module.has_tests(node):  # its methods are separate definitions
             parts = [each for each in [*node.bases, *node.body] if not isinstance(each, FUNCTIONS)]
         names: set[str] = set()
         for each in (found for part in parts for found in ast.walk(part)):
@@ -272,7 +272,7 @@ class Project:
 
     @cache  # noqa: B019  # as above
     def uses(self, module: Module, owner: str) -> frozenset[tuple[Module, str]]:
-        """Return all definitions that a definition reaches, itself with them."""
+        """Return all definitions that a definition reaches, including itself."""
         reached: set[tuple[Module, str]] = set()
         todo = [(module, owner)]
         while todo:
@@ -283,7 +283,7 @@ class Project:
 
     @cache  # noqa: B019  # as above
     def _starts_virtual(self, module: Module, owner: str) -> bool:
-        """Return whether a definition, or its class, names what starts virtual time."""
+        """Return whether a definition, or its class, uses a name that starts virtual time."""
         nodes = [module.definitions[name] for name in (owner, owner.partition(".")[0])]
         return any(each.id in VIRTUAL for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name))
 
@@ -307,14 +307,14 @@ class Project:
 
     @cache  # noqa: B019  # as above
     def virtual(self, module: Module, owner: str) -> bool:
-        """Return whether code runs in virtual time: it starts that, or every test that uses it does."""
+        """Return whether code runs in virtual time: it starts virtual time, or every test that uses it does."""
         if self.runs_virtual(module, owner):
             return True
         users = [self.runs_virtual(*test) for test in self._tests if (module, owner) in self.uses(*test)]
         return bool(users) and all(users)
 
     def literal(self, module: Module, node: ast.AST) -> bool:
-        """Return whether a number stands in the source: a literal, a constant with such a value, or sums of them."""
+        """Return whether a number is a literal in the source, a constant with such a value, or a sum of them."""
         match node:
             case ast.Constant(value=int() | float() as number):
                 return not isinstance(number, bool)
@@ -336,7 +336,7 @@ class Check:
         self._module = module
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is not excused, and the excuses that are wrong."""
+        """Yield the findings without an exception, and the invalid exceptions."""
         used: set[int] = set()
         for found in self._found():
             excuses = {line for line in found.lines if line in self._module.excuses}
@@ -368,7 +368,7 @@ class Check:
         return bool(owner) and self._project.virtual(self._module, owner)
 
     def _from(self, func: ast.expr, module: str) -> bool:
-        """Return whether a function is one of a module: `module.f`, or `f` that was imported from there."""
+        """Return whether a function belongs to a module: `module.f`, or `f` imported from the module."""
         match func:
             case ast.Attribute(value=ast.Name(id=name)):
                 return name == module
@@ -398,7 +398,7 @@ class Check:
             yield self._finding(value, "guard", f"{ast.unparse(value)} instead of support.live.HANG_S")
 
     def _deadline(self, node: ast.BinOp) -> Iterator[Finding]:
-        """A guard that is made by hand: a time of the clock and some seconds."""
+        """Find a hand-made guard: a reading of the clock plus some seconds."""
         clock = isinstance(node.op, ast.Add) and isinstance(node.left, ast.Call) and reads_clock(node.left)
         asserted = any(isinstance(each, ast.Assert) for each in self._module.ancestors(node))
         if clock and not asserted and not self._virtual(node):
@@ -424,7 +424,7 @@ class Check:
                     yield self._finding(node, "bound", f"{ast.unparse(lower)} is bounded by {ast.unparse(upper)}")
 
     def _bounded(self, lower: ast.expr, upper: ast.expr) -> bool:
-        """Return whether a number bounds a time; for clock readings also as what is added to the bound."""
+        """Return whether a number bounds a time; for clock readings, also as a summand of the bound."""
         if not seconds(lower) or self._project.literal(self._module, lower):
             return False
         bounds = [upper]
@@ -446,7 +446,7 @@ class Check:
             yield from self._finite(node)
 
     def _slow(self, test: Function) -> bool:
-        """Return whether a test is marked `slow`, by itself, its class, its module, or one that inherits it."""
+        """Return whether a test is marked `slow`: itself, its class, its module, or a class that inherits it."""
         around = [test, *(each for each in self._module.ancestors(test) if isinstance(each, ast.ClassDef))]
         marks = [mark for each in around for mark in each.decorator_list]
         if any(names_slow(mark) for mark in marks) or self._module.slow:
@@ -470,7 +470,7 @@ class Check:
                     return
 
     def _work(self, test: Function, call: ast.Call) -> Iterator[ast.expr]:
-        """Yield the arguments of a call that say how much work a guest has."""
+        """Yield the arguments of a call that set the work of a guest."""
         yield from (each.value for each in call.keywords if each.arg in WORK)
         of_suite = isinstance(call.func, ast.Attribute) and name_of(call.func.value) == "self"
         if of_suite or isinstance(call.func, ast.Name):

@@ -1,4 +1,4 @@
-"""Waiting, and work of guests, for tests of the testbed: the same that `testbed.testing` has for authors of drivers."""
+"""Waiting and work of guests, for tests of the testbed: the tools that `testbed.testing` has for authors of drivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of a run for tests, in a state that no events have led to."""
+"""Jobs of a run for tests, in a state that is set directly, not by events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.scheduling.workload.jobs import Job
 def live_job(
     job: Job, specs: Sequence[GuestSpec] = (), history: History | None = None, *, verified: bool = True, **state: object
 ) -> LiveJob:
-    """Return a job whose history has these fields; it is one of `history`, if that is given."""
+    """Return a job whose history has these fields; it is added to `history`, if that is given."""
     past = JobHistory(job=job.job_id, tasks=job.tasks, **state)
     if history is not None:
         history.jobs[job.job_id] = past
@@ -28,7 +28,7 @@ def live_job(
 
 
 def quiet_recorder(append: Callable[[events.Event], None], **more: object) -> SimpleNamespace:
-    """Return what a tracker needs of a recorder, with a real ledger, and without a run directory."""
+    """Return a recorder that suffices for a tracker, with a real ledger and without a run directory."""
     ledger = Ledger(append)
     return SimpleNamespace(**{
         "ledger": ledger, "history": ledger.history, "journal": ledger.record, "times": lambda: (1.0, 60.0),

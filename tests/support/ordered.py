@@ -14,7 +14,7 @@ from testbed.control.orders import Orders
 
 
 class Operator:
-    """Gives each order at a wall second of the replay, and after the one before it; `answers` are in this order."""
+    """Gives each order at a wall second of the replay, after the previous one; `answers` are in this order."""
 
     def __init__(self, *orders: tuple[float, Request]) -> None:
         self._orders = orders
@@ -23,7 +23,7 @@ class Operator:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Stand where the socket of a live run is, in the runs inside the block."""
+        """Replace the socket of a live run, in the runs inside the block."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("testbed.control.session.taking_orders", self._taking_orders)
             yield
@@ -40,7 +40,7 @@ class Operator:
         try:
             yield
         finally:
-            await asyncio.sleep(0)  # answers that are ready are given
+            await asyncio.sleep(0)  # lets pending answers arrive
             for task in tasks:
                 task.cancel()
             for ended in await asyncio.gather(*tasks, return_exceptions=True):
@@ -49,7 +49,7 @@ class Operator:
 
     async def _give(self, number: int, at_s: float, request: Request) -> None:
         await asyncio.sleep(at_s)
-        if number:  # timers of one moment end in any order
+        if number:  # timers of the same moment fire in any order
             await self._given[number - 1].wait()
         assert self.orders is not None
         self._given[number].set()

@@ -1,4 +1,4 @@
-"""What the judge of accuracy takes for a disturbance."""
+"""The disturbances that the judge of accuracy recognises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.testing.accuracy import Look, Window, disturbance
 
 
 def looks(*stretches: tuple[float, float, float, float]) -> list[Look]:
-    """Return the counters after each stretch: seconds, and counted, idle and stolen per second."""
+    """Return the counters after each interval: seconds, and counted, idle and stolen time per second."""
     found = [Look(100.0, 5000.0, 4000.0, 10.0)]
     for elapsed_s, counted, idle, steal in stretches:
         last = found[-1]

@@ -76,7 +76,7 @@ def agents(**guests: tuple[str, ...]) -> Holdings:
         ({"a": (), "b": ()}, True, ""),
         ({"a": ()}, False, f"{GUEST} is held on nodes []: the history has it on [0]"),
         ({"a": (GUEST,), "b": (GUEST,)}, False, f"{GUEST} is held on nodes [1]: the history has it on [0]"),
-        ({"b": ()}, False, ""),  # its agent was killed: nobody knows
+        ({"b": ()}, False, ""),  # its agent was killed, so the state is unknown
     ],
 )
 def test_a_guest_that_an_agent_holds_elsewhere_is_found(held: dict, ended: bool, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The lint of tests: for each rule what it finds, and near misses that it does not."""
+"""The lint of tests: for each rule some findings, and near misses that are not findings."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_c():
 
 def test_virtual_time_may_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lint(tmp_path, capsys, test_a=VIRTUAL, helper=HELPER_OF_VIRTUAL) == []
-    # what a test in real time uses, too, is not in virtual time
+    # code that a test in real time uses, too, is not in virtual time
     assert lint(tmp_path, capsys, test_a=VIRTUAL + REAL, helper=HELPER_OF_VIRTUAL) == ["10 guard", "11 sleep"]
     # nor are helpers that no test uses, and threads
     assert lint(tmp_path, capsys, helper=HELPER_OF_VIRTUAL, test_a="") == ["6 sleep"]

@@ -10,7 +10,7 @@ from testbed.study.report.run.timeline import Timeline
 
 
 def read_timeline(run: Path) -> Timeline:
-    """Read the timeline of a run directory, whether the run is complete, aborted or still going on."""
+    """Read the timeline of a run directory, whether the run is complete, aborted or still active."""
     timeline = Timeline.of_manifest(read_json(run / "manifest.json"))
     read_history(run / "events.jsonl", timeline.node_names, timeline.take)
     return timeline

@@ -72,7 +72,7 @@ def test_records_without_a_job_and_adjusted_ones_are_told(name, caplog):
         "are parts of a job and were left out": 1,
     }
     if name == "hpc2n":
-        told["need more than 2 GiB a processor, taken as 2 GiB"] = 1
+        told["need more than 2 GiB per processor, taken as 2 GiB"] = 1
     assert sorted(caplog.messages) == sorted(
         f"t.swf: reading {name}: {count} of 7 records {note}" for note, count in told.items()
     )

@@ -25,7 +25,7 @@ class CgroupCaps(ABC):
     """A group of this agent with one child per guest; the versions differ in how groups are made and quotas written."""
 
     name = "cgroup"
-    members = "cgroup.procs"  # the file that lists what is in a group
+    members = "cgroup.procs"  # the file that lists the members of a group
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -153,7 +153,7 @@ class CgroupCaps(ABC):
         return read_cap(folder)
 
     def _drop(self, folder: Path) -> None:
-        """Remove a group; processes that live on in it go on where the agent is, without a quota."""
+        """Remove a group; processes that still run in it move to the agent's own group, without a quota."""
         deadline_s = time.monotonic() + _EMPTY_WITHIN_S
         while folder.exists() and time.monotonic() < deadline_s:
             with contextlib.suppress(OSError):
@@ -186,8 +186,8 @@ class CgroupV1Caps(CgroupCaps):
 class CgroupV2Caps(CgroupCaps):
     """Quotas below the group that the agent runs in, which must be delegated to it (systemd: `Delegate=cpu`).
 
-    The groups are threaded, as only then the group that they are in may hold processes itself: this agent, the keeper
-    of its guests, and the next agent, which systemd starts there while guests of a killed one live on in theirs.
+    The groups are threaded, as only then their parent may hold processes itself: this agent, the keeper of its guests,
+    and the next agent, which systemd starts there while guests of a killed agent still run.
     """
 
     name = "cgroup2"

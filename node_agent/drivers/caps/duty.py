@@ -1,4 +1,4 @@
-"""Caps without any privilege: processes are stopped and continued, by the CPU time that they really used.
+"""CPU caps without any privilege: SIGSTOP and SIGCONT, by the CPU time that the processes have really used.
 
 In every period of 100 ms a process may use its cap's worth of CPU time and is then stopped. An overrun (signals arrive
 a millisecond late) is subtracted from the next periods, so the average is exact. Time that it did not use, because it
@@ -90,12 +90,12 @@ class DutyCaps:
         self._processes[guest] = _Process(os.pidfd_open(pid), process_clock(pid), most_cores)
 
     async def take_over(self, guest: str, pid: int, most_cores: float) -> None:
-        """See `Caps.take_over`: it may be stopped, as nobody has enforced its cap meanwhile."""
+        """See `Caps.take_over`: the process may be stopped, as no agent has enforced its cap meanwhile."""
         await self.add(guest, pid, most_cores)
         process = self._processes[guest]
         process.stopped = True
         process.signal(stop=False)
-        process.settle(time.monotonic())  # what it used before is no overrun
+        process.settle(time.monotonic())  # CPU time that it used before is no overrun
 
     async def set(self, guest: str, cap_cores: float | None) -> float | None:
         """See `Caps.set`."""

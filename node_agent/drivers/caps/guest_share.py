@@ -29,12 +29,15 @@ class GuestShare:
         self._repairing: asyncio.Task[None] | None = None
 
     async def take(self) -> None:
-        """Set the share of a guest that is there by now; raises `DriverError`."""
+        """Set the share of a guest that has been created; raises `DriverError`."""
         self._taken = True
         await self.set(self.wanted_cores)
 
     async def set(self, share_cores: float) -> float:
-        """Set the share, or keep it for a guest that is not there yet; return it as read back. Raises `DriverError`."""
+        """Set the share, or keep it for a guest that is not created yet; return it as read back or kept.
+
+        Raises `DriverError`.
+        """
         self.wanted_cores = share_cores
         if not self._taken:
             return share_cores
@@ -59,7 +62,7 @@ class GuestShare:
             return None
 
     def look_after(self, in_force: float | None) -> None:
-        """Detect a share that was changed from outside."""
+        """Detect a share that was changed from outside, and set it again."""
         idle = not self._setting.locked() and (self._repairing is None or self._repairing.done())
         if in_force is None or not idle or same_share(in_force, self.wanted_cores, self._node_cores):
             return

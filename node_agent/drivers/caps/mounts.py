@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A mounted hierarchy: what its mount shows of it, where, and its controllers, none for version 2."""
+    """A mounted hierarchy: the part that its mount shows, the mount point, and its controllers (none for version 2)."""
 
     root: str
     point: Path
@@ -50,7 +50,7 @@ def group_of(kind: str, pid: int | str = "self") -> Path | None:
 def mount_points(mountinfo: str) -> dict[str, tuple[str, Path]]:
     """Return, for cpu (version 1) and "" (version 2), the root inside the hierarchy and the mount point.
 
-    The first one: others are copies, in the roots of containers and the like, and may go at any time.
+    The first mount is taken: others are copies, as in the roots of containers, and may vanish at any time.
     """
     found: dict[str, tuple[str, Path]] = {}
     for line in mountinfo.splitlines():

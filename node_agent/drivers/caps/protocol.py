@@ -18,10 +18,10 @@ class Caps(Protocol):
         """Get ready, and prove on a process of its own that a cap can be set and read back; raises `OSError`."""
 
     async def add(self, guest: str, pid: int, most_cores: float) -> None:
-        """Take a process that can use at most `most_cores`, uncapped until `set`."""
+        """Add a process that can use at most `most_cores`, uncapped until `set`."""
 
     async def take_over(self, guest: str, pid: int, most_cores: float) -> None:
-        """Take a process that an earlier agent has taken, under the cap that it is under."""
+        """Take over a process of an earlier agent, with the cap in force."""
 
     async def set(self, guest: str, cap_cores: float | None) -> float | None:
         """Set the cap, or lift it with None; return it as read back. A cap of `most_cores` or more costs nothing."""
@@ -29,13 +29,13 @@ class Caps(Protocol):
     def read(self, guest: str) -> float:
         """Return the cap in force as it is now, `most_cores` without one, in some 0.1 ms.
 
-        Raises `OSError`, or `KeyError` for a guest that was not taken yet.
+        Raises `OSError`, or `KeyError` for a guest that was not added yet.
         """
 
     def throttled_s(self, guest: str) -> float | None:
         """Return the total time for which the cap throttled a guest with one thread, None for other guests.
 
-        Raises `OSError`, or `KeyError` for a guest that was not taken yet.
+        Raises `OSError`, or `KeyError` for a guest that was not added yet.
         """
 
     async def remove(self, guest: str) -> None:
@@ -47,7 +47,7 @@ class Caps(Protocol):
 
 @runtime_checkable
 class Weights(Protocol):
-    """A mechanism of caps by which guests can also compete by weight: who is idle leaves its part to the others."""
+    """A mechanism of caps by which guests can also compete by weight: idle guests leave their part to the others."""
 
     async def bound(self, cores: float) -> None:
         """Let all guests together use at most so many cores; raises `OSError`."""
@@ -56,4 +56,4 @@ class Weights(Protocol):
         """Set the part of the node that a guest gets under contention; return it as read back; raises `OSError`."""
 
     def weight(self, guest: str) -> float:
-        """Return that part as it is now; raises `OSError`, or `KeyError` for a guest that was not taken yet."""
+        """Return that part as it is now; raises `OSError`, or `KeyError` for a guest that was not added yet."""

@@ -27,7 +27,7 @@ class ContainerCaps:
         """See `Caps.open`: `bare` is open, and the engine was asked already."""
 
     def enclose(self, guest: str, container: str) -> None:
-        """Take note of a guest's container, before anything runs in it."""
+        """Register a guest's container, before anything runs in it."""
         self._containers[guest] = container
 
     def container(self, guest: str) -> str | None:

@@ -2,7 +2,7 @@
 
 CRIU reads the files as root. The files determine the user and the capabilities of the processes, and the mounts. CRIU
 also starts programs (iptables, ip, nft) with files of a network, which a container of ours does not have. So only files
-that CRIU writes of such a container are laid out. Its processes must have our own user and no capability, and its
+that CRIU writes of such a container are extracted. Its processes must have our own user and no capability, and its
 mounts must be those of a container that this agent has made itself.
 
 CRIU's formats: criu/image-desc.c, images/core.proto, images/creds.proto, images/mnt.proto.
@@ -78,7 +78,7 @@ def is_left_out(name: str) -> bool:
 
 
 def may_be_carried(name: str) -> bool:
-    """Return whether a file of that path may be in an image: CRIU's, or in whatever folder the engine's notes."""
+    """Return whether a file of that path may be in an image: a file of CRIU's, or the engine's notes in any folder."""
     folder, _, last = name.rpartition("/")
     return bool(_BESIDE.fullmatch(last) or (not folder and _IMAGE.fullmatch(last)))
 
@@ -139,7 +139,7 @@ def _check_core(path: Path) -> None:
 
 
 def _wrong(field: int, value: int | bytes) -> str:
-    """Return what a process must not have, or an empty string."""
+    """Return the property that a process must not have, or an empty string."""
     if field == _SECURE_BITS:
         return ""
     if field == _PROFILE:

@@ -13,16 +13,16 @@ from node_agent.drivers.containers.engine import Engine
 from node_agent.drivers.procs.keeping import Kept
 from node_agent.drivers.protocol import DriverError
 
-_KILLED = 128  # exit codes above it are those of signals, as shells tell them
+_KILLED = 128  # exit codes above it are those of signals, as shells report them
 
 
 class ContainerChild:
-    """`exited` gives the exit code of the container's command, negative for a signal, once nothing is left of it."""
+    """The command of a container; `exited` gives its exit code, negative for a signal, once the container has ended."""
 
     def __init__(
         self, engine: Engine, kept: Kept, pid: int, on_output: Callable[[bytes], None], program: int | None = None
     ) -> None:
-        """`program` is a descriptor of its command from an earlier agent; it stays the caller's.
+        """`program` is a descriptor of its command from an earlier agent; the caller closes it.
 
         The container has the name of the guest's life at the keeper. It is killed if the keeper ends.
         """
@@ -49,11 +49,11 @@ class ContainerChild:
 
     @property
     def ended(self) -> bool:
-        """Whether its command has ended; `exited` is done once the engine has said how."""
+        """Whether its command has ended; `exited` is done once the engine has reported the exit code."""
         return self._pidfd is None or _is_readable(self._pidfd)
 
     def kill(self) -> None:
-        """Kill its command; what that started ends with it."""
+        """Kill the command; other processes of the container end with it."""
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -34,7 +34,7 @@ from node_agent.drivers.sealed import seal, written_back
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
 
-_SOCKET, _ROOM = "c.sock", ".g"  # of a guest, in a folder that its container sees alone
+_SOCKET, _ROOM = "c.sock", ".g"  # of a guest, in a folder that only its container sees
 SAVES = ("program", "criu")
 PARENT = "/docker"  # where engines make the groups of containers by default
 _PATH = re.compile(r"(/[\w.@:-]+)+", re.ASCII)
@@ -61,8 +61,9 @@ class DockerDriver(ProcessDriver):
     between nodes that trust each other. The kind of `images` states which way is in use.
 
     Containers outlive a killed agent, as processes do: the keeper has their channels, and kills them by descriptors of
-    their commands. The engine remembers how they ended until they are removed, which is after their end was settled. A
-    guest that CRIU was saving is destroyed. So are whole containers if the next agent does not have `save` = `criu`.
+    their commands. The engine keeps their exit codes until they are removed, which is after the agent has settled their
+    end. A guest that CRIU was saving is destroyed. So are whole containers if the next agent does not have `save` =
+    `criu`.
     """
 
     name = "docker"
@@ -95,7 +96,7 @@ class DockerDriver(ProcessDriver):
         await self._engine.make_image()
         await asyncio.to_thread(frozen.sweep, budget.image_dir)
         facts = await super().open(budget, tell)
-        self.why_not_whole = "its agent was not told save=criu" if self._save == "program" else await self._try_whole()
+        self.why_not_whole = "its agent has no option save=criu" if self._save == "program" else await self._try_whole()
         if self.why_not_whole:
             _log.info("guests are saved by their programs: %s", self.why_not_whole)
         return replace(facts, versions={**facts.versions, "docker": version})
@@ -144,14 +145,14 @@ class DockerDriver(ProcessDriver):
             await self._limit(guest)  # its last agent may have begun a save, which raises the limit
 
     async def _limit(self, guest: ProcessGuest, saving: asyncio.Task[SaveReport] | None = None) -> None:
-        """Set the memory limit of a guest that goes on, or may do so, once its save has ended or was given up."""
+        """Set the memory limit of a guest that may continue, once its save has ended or was cancelled."""
         if saving is not None:
             await asyncio.wait((saving,))
         container = self._container_caps and self._container_caps.container(guest.spec.guest)
         if container and self._guests.get(guest.spec.guest) is guest:
             try:
                 await self._engine.limit_memory(container, guest.spec.memory_mib)
-            except DriverError as error:  # it may be ending; a limit that is too high harms nobody
+            except DriverError as error:  # it may be ending; a limit that is too high does no harm
                 _log.warning("guest %s: its memory limit was not set again: %s", guest.spec.guest, error)
 
     @property
@@ -161,13 +162,13 @@ class DockerDriver(ProcessDriver):
 
     @property
     def images(self) -> ImageKind:
-        """See `Saves.images`; CRIU checks nothing of what it reads."""
+        """See `Saves.images`; CRIU does not verify what it reads."""
         return super().images if self.why_not_whole else ImageKind("criu", verified=False)
 
     async def _try_whole(self) -> str:
-        """Save a small guest and take it back, several times; return why that does not work, or nothing if it does."""
+        """Save and restore a small guest several times; return the reason if that fails, else an empty string."""
         if not self._engine.experimental:
-            return 'the engine is not told {"experimental": true} in its daemon.json'
+            return 'the engine has no {"experimental": true} in its daemon.json'
         self.why_not_whole = ""
         budget, tell = self._there(), self._tell
         self._tell = lambda _driver_event: None
@@ -188,7 +189,7 @@ class DockerDriver(ProcessDriver):
         except DriverError as error:
             return str(error)
         except TimeoutError:
-            return f"a guest was not saved and taken back {TRIALS} times within {TRIAL_WITHIN_S:g} s"
+            return f"a guest was not saved and restored {TRIALS} times within {TRIAL_WITHIN_S:g} s"
         finally:
             await self.stop(name)
             self.settled(name)
@@ -204,7 +205,7 @@ class DockerDriver(ProcessDriver):
             guests = await engine.sweep(dry_run=True)
             found = [*(f"guest {guest}" for guest in guests), *await super().sweep(budget, dry_run=True)]
             if not dry_run:
-                await engine.sweep()  # with processes that were just found
+                await engine.sweep()  # also ends processes that were just found
                 await super().sweep(budget)
                 mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text, encoding="utf-8")
                 await asyncio.to_thread(remove_left, self._cgroup_parent, self._group_prefix(budget), mounts)
@@ -264,7 +265,7 @@ class DockerDriver(ProcessDriver):
         await self._removed()
 
     async def _removed(self) -> None:
-        """Wait until containers are removed that are not needed any more."""
+        """Wait for the removal of containers that are not needed any more."""
         if self._removing:
             await asyncio.wait(self._removing)
 
@@ -296,7 +297,7 @@ class DockerDriver(ProcessDriver):
         self._engine.close()
 
     def socket_name(self, guest: str) -> str:
-        """See `ProcessDriver.socket_name`; a program that is read back calls where it called, on whatever node."""
+        """See `ProcessDriver.socket_name`; a restored program reconnects at the same path on any node."""
         return f"{xxhash.xxh32_hexdigest(guest.encode())}{_ROOM}/{_SOCKET}"
 
     def _new(
@@ -308,7 +309,7 @@ class DockerDriver(ProcessDriver):
 
     @property
     def enclosure(self) -> Enclosure:
-        """Containers."""
+        """The function that starts guests in containers."""
         return self._enter
 
     async def _enter(
@@ -319,7 +320,7 @@ class DockerDriver(ProcessDriver):
             raise DriverError("the driver is not open")
         written = image is not None and await asyncio.to_thread(frozen.is_frozen, image)
         if written and self.why_not_whole:
-            raise DriverError(f"image {image} is of a container as a whole, which this node cannot take back: "
+            raise DriverError(f"image {image} is of a container as a whole, which this node cannot restore: "
                               f"{self.why_not_whole}")  # fmt: skip
         lay = None
         kept.on_drop = partial(self._remove, kept.key)
@@ -345,7 +346,7 @@ class DockerDriver(ProcessDriver):
         return ContainerChild(self._engine, kept, pid, on_output, program)
 
     def _remove(self, container: str) -> None:
-        """Begin to remove a container whose end needs not be known any more."""
+        """Begin to remove a container whose exit code is not needed any more."""
 
         async def remove() -> None:
             with contextlib.suppress(DriverError):  # `close` and the next agent try again

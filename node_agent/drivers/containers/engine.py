@@ -1,4 +1,4 @@
-"""A Docker engine: makes, caps and removes the containers of one node. Its calls block, so they run in threads."""
+"""A Docker engine: creates, caps and removes the containers of one node. Its calls block, so they run in threads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Engine:
         self._budget: NodeBudget | None = None
         self._root = Path()
         self.experimental = False  # only such an engine can checkpoint containers
-        self.group_driver = ""  # what makes its containers' control groups: cgroupfs, systemd or none
+        self.group_driver = ""  # the engine's cgroup driver: cgroupfs, systemd or none
         self.shared_group = ""  # of the containers of guests with shares; empty for none
 
     async def open(self, budget: NodeBudget) -> str:
@@ -142,8 +142,8 @@ class Engine:
     ) -> None:
         """Make a container of that name for a single command, with the same paths on every node.
 
-        Of this node's files it has only `folder`, which holds its socket, because another node may have written the
-        program's image. The folder is read-only, which does not prevent a connection to the socket.
+        The container has only `folder` of this node's files, which holds its socket, because another node may have
+        written the program's image. The folder is read-only, which does not prevent a connection to the socket.
         """
         mounts = [(str(folder), WHOLE_FOLDER)]
         alone = {"network_mode": "none"}
@@ -184,7 +184,7 @@ class Engine:
 
         try:
             return await self._call(start, CALL_S if lay is None else CHECKPOINT_S)
-        except BaseException:  # also one that is starting while the caller gives up
+        except BaseException:  # also if the caller is cancelled while the container starts
             with contextlib.suppress(DriverError):
                 await asyncio.shield(self._call(lambda: _remove(self._opened().containers.get(container))))
             raise
@@ -211,7 +211,7 @@ class Engine:
             raise DriverError(f"Docker: {reason}")
 
     async def ended(self, container: str) -> tuple[int, bytes]:
-        """Wait for the end of a container; return its exit code and the last of what it printed.
+        """Wait for the end of a container; return its exit code and its last output.
 
         The engine remembers both until the container is removed, also for a later agent.
         """
@@ -295,7 +295,7 @@ def _memory(memory_mib: int) -> dict[str, str]:
 
 
 def _cpus() -> dict[str, str]:
-    """Return the CPUs of a container, those of the agent: the engine starts containers, which inherit nothing of it."""
+    """Return the CPUs of a container, those of the agent: the engine starts containers, which do not inherit them."""
     own = os.sched_getaffinity(0)
     return {} if len(own) == os.cpu_count() else {"cpuset_cpus": ",".join(map(str, sorted(own)))}
 

@@ -100,9 +100,9 @@ def pack(folder: Path, spec: GuestSpec, image: Path) -> None:
 
 
 def unpack(image: Path, spec: GuestSpec, own: Likeness, folder: Path) -> None:
-    """Lay out CRIU's files in a new folder; raises `DriverError` unless the image is that guest's. Blocks.
+    """Extract CRIU's files into a new folder; raises `DriverError` unless the image is that guest's. Blocks.
 
-    Its processes have our own user and no capability, and it is like a container of our `own`, or it is refused.
+    An image is refused unless its processes have our own user and no capability, and match a container of our `own`.
     """
     try:
         with tarfile.open(image, "r:") as tar:
@@ -137,7 +137,7 @@ def _is_plain(entry: tarfile.TarInfo) -> bool:
 
 
 def _lay(tar: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
-    """Write one file; only plain files in plain folders can be in an image, whatever an archive can hold."""
+    """Extract one file; only regular files with plain names can be in an image, whatever an archive can hold."""
     parts = entry.name.split("/")
     if not _is_plain(entry) or not all(_FILE_NAME.fullmatch(part) for part in parts):
         raise DriverError(f"an image holds {entry.name!r}: expected files with plain names")

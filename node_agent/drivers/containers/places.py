@@ -1,4 +1,4 @@
-"""Namespaces, security module and control group of a container as CRIU writes them down (`inventory`, `ids`, `core`).
+"""Namespaces, security module and control group of a container as CRIU records them (`inventory`, `ids`, `core`).
 
 CRIU puts a process into a new namespace only where its number in `ids` differs from that of CRIU's own process, given
 in `inventory`. With equal numbers the process is restored beside CRIU, outside of the container: as our user, in the

@@ -1,8 +1,8 @@
-"""Weights of containers: the cpu controller of their control groups, in one group that bounds all of a node together.
+"""Weights of containers: the cpu controller of their control groups, in one group that limits all of a node.
 
-Weights are written into the groups' own files. The engine could set them, but version 2 of control groups has another
-scale than the engine, and how one becomes the other depends on the version of runc: the weight that was read back could
-not be compared with the requested one. The engine changes no weight when it sets a cap or a memory limit.
+Weights are written into the groups' own files. The engine could set them, but its scale differs from that of control
+groups version 2, and the conversion depends on the version of runc: the weight that was read back could not be compared
+with the requested one. The engine changes no weight when it sets a cap or a memory limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ContainerWeights:
     """See `Weights`. `path` is the group of the node's containers, below the root of every hierarchy.
 
     `group_of` returns the control group of a guest's container; it raises `OSError`, or `KeyError` for a guest that was
-    not taken yet.
+    not added yet.
     """
 
     def __init__(self, path: str, group_of: Callable[[str], Path], mountinfo: str) -> None:

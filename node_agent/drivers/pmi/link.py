@@ -19,20 +19,20 @@ _PEER = struct.Struct("3i")  # process, user, group
 
 
 class PmiStore(Protocol):
-    """What outlives a killed agent (`procs.keeper`): it has the rank's connection, and passes requests to `PmiLink`."""
+    """A process that outlives a killed agent (`procs.keeper`): it has the connection, and passes requests on."""
 
     def store(self, channel: str, fd: int) -> None:
         """Keep a copy of the connection `pmi`, and read requests from it."""
 
     def answer(self, took: int, text: str) -> None:
-        """Forget `took` bytes of the requests, send `text`, and note the state of the server, all or nothing."""
+        """Remove `took` bytes of the requests, send `text`, and note the state of the server, all or nothing."""
 
 
 class PmiLink(asyncio.Protocol):
-    """One rank's connection: the first one that is made, and no other.
+    """The connection of one rank: the first that is accepted, and no other.
 
     `on_barrier` is called when the rank waits in a barrier, `on_trouble` for a message that no rank would send. With a
-    `store` the connection is given away, and `data_received` is called for requests from there.
+    `store` the connection is handed to it, and `data_received` is called for requests from there.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PmiLink(asyncio.Protocol):
         await self._listener.start_serving()
 
     def again(self, requests: bytes) -> None:
-        """Serve on a rank whose connection is in the store, from these unanswered requests on."""
+        """Continue to serve a rank whose connection is in the store, from these unanswered requests on."""
         self._taken = True
         if self.server.waiting:  # the barrier may not have been reported
             self._on_barrier(self.server.barrier())

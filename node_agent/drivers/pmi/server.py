@@ -41,7 +41,7 @@ class PmiServer:
     """Serves one rank of `ranks`.
 
     Only `session` and `barriers` (the number entered so far) outlive MPI's start. When a rank's virtual machine moves
-    to another node, a new server with both values serves it there. All fields together are what the next agent needs.
+    to another node, a new server with both values serves it there. The next agent needs all fields.
     """
 
     rank: int
@@ -125,7 +125,7 @@ class PmiServer:
         return Barrier(self.session, self.barriers, self.entered_with)
 
     def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> str | None:
-        """Take what other ranks published in a barrier; return the answer to the rank once that was the last part.
+        """Take the keys that other ranks published in a barrier; return the answer to the rank after the last part.
 
         A pass of an earlier session or barrier changes nothing. Raises `ForeignPassError` for one of a later barrier,
         and for keys that are not those of their rank, or not of the size of this rank's own.

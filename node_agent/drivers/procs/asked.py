@@ -1,4 +1,4 @@
-"""The answer of a program that an order waits for; there is one at a time."""
+"""The answer of a program to the order that waits for it; at most one order waits at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from node_agent.guests.channel import Message
 
 
 class Asked:
-    """Passes the answer of a guest's program to whoever waits for it."""
+    """Passes the answer of a guest's program to the order that waits for it."""
 
     def __init__(self, guest: str) -> None:
         self._guest = guest
@@ -30,6 +30,6 @@ class Asked:
             self._answer.set_result(message)
 
     def fail(self, reason: str) -> None:
-        """There will be no answer."""
+        """Fail the order that waits: there will be no answer."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(DriverError(f"guest {self._guest}: {reason}"))

@@ -42,7 +42,7 @@ class Channel:
             self._send()
 
     def close(self) -> None:
-        """Close this end. Whoever has a copy of the connection keeps it open."""
+        """Close this end. Copies of the descriptor in other processes keep the connection open."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._connection)
@@ -50,7 +50,7 @@ class Channel:
             self._connection.close()
 
     def abort(self) -> None:
-        """End the connection for all who have a copy of it."""
+        """End the connection for all processes that have a copy of it."""
         if self._open:
             try:
                 self._connection.shutdown(socket.SHUT_RDWR)

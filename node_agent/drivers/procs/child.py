@@ -23,7 +23,7 @@ class Running(Protocol):
     exited: asyncio.Future[int]
 
     def kill(self) -> None:
-        """Kill it with all that it started."""
+        """Kill it with all processes that it started."""
 
 
 class Child:
@@ -55,7 +55,7 @@ class Child:
         self._loop.add_reader(self._output, self._read)
 
     def kill(self) -> None:
-        """Kill it and what it started in its session."""
+        """Kill it and the processes that it started in its session."""
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

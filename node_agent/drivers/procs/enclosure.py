@@ -1,4 +1,4 @@
-"""How the program of a guest is started in an enclosure, such as a container."""
+"""The interface by which a guest's program is started in an enclosure, such as a container."""
 
 from __future__ import annotations
 

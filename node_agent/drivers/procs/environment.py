@@ -24,7 +24,7 @@ def program_argv(*arguments: str) -> list[str]:
 
 
 def tethered(argv: list[str]) -> list[str]:
-    """Return a command line that dies with this process."""
+    """Return a command line whose process dies with this one."""
     return [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *argv]
 
 

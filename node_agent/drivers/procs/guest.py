@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 class ProcessGuest:
     """A guest from its creation to its end.
 
-    It is uncapped while it is made, held or saved: this is the machine's work, and a checkpoint must not be slower
-    under a lower cap. The cap is set before the program is ordered to work or to continue. `gone` is done when nothing
-    of the guest is left; `forget` is called just before, so that its name is free as soon as the end is reported.
+    A guest is uncapped while it is created, held or saved: this is the machine's work, and a checkpoint must not be
+    slower under a lower cap. The cap is set before the program is ordered to work or to continue. `gone` is done when
+    nothing of the guest is left; `forget` is called just before, so that its name is free once the end is reported.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class ProcessGuest:
         self._held_at = 0
         self._made = False
         self._order: tuple[int, str] | None = None  # the save: at which iteration, to which file
-        self._report: dict[str, Any] | None = None  # of the program that is saved, unless it says that it goes on
+        self._report: dict[str, Any] | None = None  # of the save, unless the program reports that it continues
         self._waiting = 0  # orders that wait for the end of the save
-        self.saving: asyncio.Task[SaveReport] | None = None  # as an earlier agent has ordered
+        self.saving: asyncio.Task[SaveReport] | None = None  # a save that an earlier agent has ordered
         self._parked = False  # `save_whole` has closed its channel, and may be ending its processes
-        self._whole = False  # its processes were written, and are therefore ended
+        self._whole = False  # its processes were written as a whole, and are therefore ended
         self._stopping = False
         self._trouble = ""
         self._segments: set[Path] = set()
@@ -142,12 +142,12 @@ class ProcessGuest:
         self._records.share(self._segments)
 
     def note(self, took: int = 0, answer: str | None = None) -> None:
-        """Note at the keeper what the next agent needs, and have it answer `took` bytes of its rank's requests."""
+        """Store the guest's record at the keeper, and have it answer `took` bytes of its rank's requests."""
         if self.kept is not None:
             self.kept.note(self.record(), took, answer, freeze=self._cap.needs_agent, files=map(str, self._segments))
 
     def record(self) -> str:
-        """Return what the next agent needs."""
+        """Return the guest's record for the next agent."""
         told = self._progress.told
         return GuestRecord(
             self._spec_now(), self._cap.wanted_cores, self.state, self._made, str(self._log_path), self._made_unix_s,
@@ -157,7 +157,7 @@ class ProcessGuest:
         ).encode()  # fmt: skip
 
     def _spec_now(self) -> GuestSpec:
-        """Return its specification with the share that it has by now."""
+        """Return its specification with its present share."""
         share = self._share
         return self.spec if share is None else msgspec.structs.replace(self.spec, share_cores=share.wanted_cores)
 
@@ -174,7 +174,7 @@ class ProcessGuest:
         self._check_end()
 
     async def adopt(self, record: GuestRecord, left: Left, running: Running | None) -> None:
-        """Go on with a guest of an earlier agent; the caller ends one that was not made yet, or is parked.
+        """Take over a guest of an earlier agent; the caller destroys one whose start had not returned, or is parked.
 
         `running` is its program, None if it was not started.
         """
@@ -195,7 +195,7 @@ class ProcessGuest:
         if record.pmi is not None:
             self.rank.take_over(record.pmi)
         try:
-            if "control" in channels:  # first: it may have ended, and have said why
+            if "control" in channels:  # first: the program may have ended, and have reported the reason
                 self._link.again(channels["control"], record.pid or running.pid, left.heard)
                 if self.kept is not None:
                     self.kept.heard()
@@ -208,7 +208,7 @@ class ProcessGuest:
         self._check_end()
 
     async def _go_on(self, pid: int | None) -> None:
-        """Cap the program again, and repeat the order that the last agent may not have sent any more."""
+        """Cap the program again, and repeat the last agent's order, which may not have been sent."""
         if self.state is State.SAVING and self._order is not None:
             self.saving = asyncio.get_running_loop().create_task(self._save(*self._order), name="save, again")
             self.saving.add_done_callback(self._log_failure)
@@ -276,9 +276,9 @@ class ProcessGuest:
         await self._ask("release", "released")
 
     async def save(self, at: int | None, image: Path) -> SaveReport:
-        """Write the guest at iteration `at` and let it end; after a failure it is still held.
+        """Save the guest at iteration `at`, after which it ends; after a failure it is still held.
 
-        If an earlier agent has ordered a save to that image, this is the save.
+        If an earlier agent has ordered a save to that image, its result is returned.
         """
         self._waiting += 1
         try:
@@ -313,7 +313,7 @@ class ProcessGuest:
             _log.warning("guest %s, being saved when its last agent ended: %s", self.spec.guest, error)
 
     async def _give_up_save(self) -> None:
-        """Give up the save that an earlier agent has ordered; nobody waits for it any more."""
+        """Cancel the save that an earlier agent has ordered; no caller awaits it any more."""
         if self.saving is not None and self.state is State.SAVING:
             self.saving.cancel()
             await asyncio.wait((self.saving,))
@@ -350,7 +350,7 @@ class ProcessGuest:
             self.state = State.HELD
             self.note()
         elif not self.gone.done():
-            self._trouble = self._trouble or f"it did not call again within {_BACK_WITHIN_S:g} s"
+            self._trouble = self._trouble or f"it did not reconnect within {_BACK_WITHIN_S:g} s"
             self._kill()
 
     async def stop(self) -> None:
@@ -442,7 +442,7 @@ class ProcessGuest:
                 self._asked.take(message)
 
     def _take_answer(self, message: Message) -> None:
-        """Take an answer to a hold, a release or a save; it decides whether the guest is saved or goes on."""
+        """Take an answer to a hold, a release or a save; it decides whether the guest is saved or continues."""
         if message.kind == "saved":
             self._report = message.fields if self._order is not None else None
         elif message.kind == "save_failed" and self.state is State.SAVING:
@@ -455,11 +455,11 @@ class ProcessGuest:
         self._asked.take(message)
 
     def _spoke_nonsense(self, why: str) -> None:
-        self._trouble = self._trouble or f"it spoke nonsense: {why}"
+        self._trouble = self._trouble or f"protocol violation: {why}"
         self._kill()
 
     def _greet(self) -> None:
-        """Take the program under control: a descriptor, a record, a place under the cap, its task."""
+        """Take the program under control: process descriptor, record, cap, and task."""
         pid = self._link.pid
         if pid is None or self._program is not None:
             return
@@ -487,7 +487,7 @@ class ProcessGuest:
 
     @contextlib.asynccontextmanager
     async def _end_told(self) -> AsyncIterator[None]:
-        """For an order that may come too late: it fails only after the guest's end was reported."""
+        """Context of an order that may come too late: it fails only after the guest's end was reported."""
         try:
             if self.state is State.ENDED:
                 raise DriverError(f"guest {self.spec.guest} has ended")
@@ -511,7 +511,7 @@ class ProcessGuest:
         )  # fmt: skip
 
     def _hung_up(self) -> None:
-        """Give the processes around the program a moment to end with it."""
+        """Kill the processes around the program, unless they end with it within a moment."""
         asyncio.get_running_loop().call_later(0 if self._stopping else _GRACE_S, self._kill_if_left)
         self._check_end()
 

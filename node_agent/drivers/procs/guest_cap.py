@@ -16,7 +16,7 @@ SIGNALS = "duty"  # the mechanism that the agent itself enforces, by signals
 
 
 class GuestCap:
-    """`wanted_cores` is the cap of the guest while it runs. `runs` tells whether it does."""
+    """`wanted_cores` is the cap of the guest while it runs; `runs()` returns whether it runs."""
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, caps: Caps, tell: Callable[[DriverEvent], None],
@@ -51,7 +51,7 @@ class GuestCap:
             return None
 
     async def take(self, pid: int, *, again: bool = False) -> None:
-        """Put the guest's program under the cap, uncapped yet, or `again` as it is. Raises `OSError`."""
+        """Add the guest's program to the mechanism, uncapped yet, or `again` with its cap. Raises `OSError`."""
         put = self._caps.take_over if again else self._caps.add
         await put(self._guest, pid, int(self.most_cores))
 
@@ -76,7 +76,7 @@ class GuestCap:
         await self._caps.remove(self._guest)
 
     def look_after(self, in_force: float | None) -> None:
-        """Detect a cap that was changed from outside."""
+        """Detect a cap that was changed from outside, and set it again."""
         idle = not self._setting.locked() and (self._repairing is None or self._repairing.done())
         if not self._runs() or in_force is None or not idle:
             return

@@ -1,4 +1,4 @@
-"""What an agent notes of a process guest at its keeper, so that the next agent can take the guest over."""
+"""The record of a process guest at its keeper, by which the next agent takes the guest over."""
 
 from __future__ import annotations
 

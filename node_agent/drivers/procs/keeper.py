@@ -1,10 +1,10 @@
 """Run as a script, `keeper.py FOLDER LISTENER`: the parent of an agent's programs, which outlives a killed agent.
 
 An agent gives each channel of its programs to its keeper as well (`store`), so that none closes if the agent is killed.
-While an agent is connected the keeper does not read the control channels. Without one it reads them into memory, so
-that no program blocks on a full socket, until the next agent takes everything over. If none has come after `keep_s`
-seconds, all programs are killed. PMI channels are always served by the keeper, as each request of a rank must be
-answered exactly once: it stays here until the agent has answered, together with the record of what changed.
+While an agent is connected the keeper does not read the control channels. Without an agent it reads them into memory,
+so that no program blocks on a full socket, until the next agent takes everything over. If no agent has connected after
+`keep_s` seconds, all programs are killed. The keeper always serves the PMI channels, as each request of a rank must be
+answered exactly once: a request stays here until the agent has answered, together with the record of what changed.
 
 Programs whose fence has fallen are killed at any time, as a connected agent may be stopped or stuck. An agent writes
 the fence of a guest before it starts its program.
@@ -14,9 +14,9 @@ Both sides send JSON objects, one per line, with descriptors attached (`fds` is 
     hello   keep_s                              first of all; the answer is `left` per guest, then `ready`
     spawn   key, argv, env, cwd, log            start a program; the answer is `spawned` or `unable`
     store   key, channel                        keep a descriptor: `control`, `pmi`, or `program` (its pidfd)
-    record  key, record, freeze, files          what the next agent needs; whether the program is stopped until then;
+    record  key, record, freeze, files          text for the next agent; whether the program is stopped until then;
                                                 files to remove when all is killed
-    heard   key                                 the agent has processed what was `heard` without one
+    heard   key                                 the agent has processed the messages `heard` without one
     answer  key, took, text, record, freeze, files      answer bytes of a PMI request, with a record as above
     drop    key                                 the guest is gone
     end                                         kill all programs and end
@@ -64,12 +64,12 @@ MOST_HEARD_BYTES = 1 << 18  # of a program's messages without an agent; beyond i
 MOST_REQUEST_BYTES = 1 << 16
 _CHUNK = 65536
 _PROGRESS = b'{"kind":"progress"'
-_FENCES, _LOOK_EVERY_S = "fences.json", 0.5  # as in `node_agent.fences`, which is loaded only if there is the file
+_FENCES, _LOOK_EVERY_S = "fences.json", 0.5  # as in `node_agent.fences`, which is loaded only if the file exists
 _FIRST_WITHIN_S = 60.0  # the agent that started this keeper connects within a second
 
 
 def without_old_progress(data: bytes) -> bytes:
-    """Return lines of the control protocol with only the newest report of progress, as many come."""
+    """Return lines of the control protocol with only the newest report of progress, because there are many."""
     lines = data.split(b"\n")
     reports = [number for number, line in enumerate(lines[:-1]) if line.startswith(_PROGRESS)]
     if len(reports) < 2:
@@ -78,13 +78,13 @@ def without_old_progress(data: bytes) -> bytes:
         found = [json.loads(lines[number]) for number in reports]
         found[-1]["longest_s"] = max(report.get("longest_s", 0.0) for report in found)
         lines[reports[-1]] = json.dumps(found[-1], separators=(",", ":")).encode()
-    except (ValueError, TypeError):  # the agent will say so
+    except (ValueError, TypeError):  # the agent will report the malformed line
         return data
     return b"\n".join(line for number, line in enumerate(lines) if number not in reports[:-1])
 
 
 class _Guest:
-    """One program with its channels and what the agent noted about it."""
+    """One program with its channels and the agent's record of it."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -114,7 +114,7 @@ class _Guest:
                 signal.pidfd_send_signal(self.channels["program"], number)
 
     def kill(self) -> None:
-        """Kill it with all that it started."""
+        """Kill the program with all processes that it started."""
         self.signal(signal.SIGKILL)
         with contextlib.suppress(OSError):
             if self.pid and self.code is None:
@@ -127,18 +127,18 @@ class Keeper:
     def __init__(self, folder: Path, listener: socket.socket) -> None:
         self._folder = folder
         self._listener = listener
-        self._agent: Messages | None = None  # which is not waited for if it does not read
+        self._agent: Messages | None = None  # its messages are queued if it does not read
         self._guests: dict[str, _Guest] = {}
         self._keep_s = 0.0
-        self._until_s: float | None = time.monotonic() + _FIRST_WITHIN_S  # without an agent: when all ends
+        self._until_s: float | None = time.monotonic() + _FIRST_WITHIN_S  # without an agent: when programs are killed
         self._selector = selectors.DefaultSelector()
         self._watched: dict[int, int] = {}
         self._ended = False
         self._fences: FenceFile | None = None
-        self._look_s = 0.0  # when fences are looked at again
+        self._look_s = 0.0  # time of the next check of the fences
 
     def run(self) -> None:
-        """Serve until an agent says so, or none has come back in time."""
+        """Serve until an agent orders the end, or no agent has connected in time."""
         signal.signal(signal.SIGTERM, self._terminate)
         self._watch(self._listener.fileno(), selectors.EVENT_READ, self._accept)
         while not self._ended:
@@ -164,7 +164,7 @@ class Keeper:
     def _terminate(self, *_signal: object) -> None:
         if not self._ended:
             self._end()
-            raise SystemExit  # else the wait for events would go on
+            raise SystemExit  # else the wait for events would continue
 
     def _watch(self, fd: int, events: int, act: Callable[[int], object]) -> None:
         if not events:
@@ -218,7 +218,7 @@ class Keeper:
             self._fences = _fence_file(self._folder)
 
     def _lose_agent(self) -> None:
-        """Go on without an agent, if there is anything to keep."""
+        """Continue without an agent if there is anything to keep, else end."""
         if self._agent is None:
             return
         self._unwatch(self._agent.connection.fileno())
@@ -243,7 +243,7 @@ class Keeper:
     def _on_hello(self, fields: dict[str, Any], _fds: list[int]) -> None:
         self._keep_s = fields["keep_s"]
         for guest in self._guests.values():
-            self._watch_control(guest)  # not any more: from here on the agent reads it
+            self._watch_control(guest)  # ends the watch: from here on the agent reads the channel
             names = sorted(guest.channels)
             about = {
                 "op": "left", "key": guest.key, "pid": guest.pid, "code": guest.code, "record": guest.record,
@@ -301,7 +301,7 @@ class Keeper:
     # --- programs
 
     def _exited(self, guest: _Guest) -> None:
-        """Note how a program ended. It is reaped when it is dropped, so that nobody else gets its process id before."""
+        """Note how a program ended. It is reaped at `drop`, so that its process id is not reused before."""
         self._unwatch(guest.pidfd)
         while self._read_output(guest):
             pass
@@ -408,7 +408,7 @@ class Keeper:
             os.close(guest.output)
 
     def _end(self) -> None:
-        """Kill all programs, remove what they would leave, and end."""
+        """Kill all programs, remove the files that they would leave, and end."""
         if self._ended:
             return
         self._ended = True
@@ -421,7 +421,7 @@ class Keeper:
                     os.unlink(file)  # noqa: PTH108  # of MPI's shared memory
         with contextlib.suppress(OSError):
             (self._folder / SOCKET).unlink()
-        self._listener.close()  # only now: whoever finds no listener finds no program either
+        self._listener.close()  # last: a client that finds no listener must find no program either
 
 
 def _fence_file(folder: Path) -> FenceFile:
@@ -445,7 +445,7 @@ def _spawn(argv: list[str], env: dict[str, str], folder: str) -> tuple[int, int]
             _become(argv, env, folder, theirs, told)
         os.close(told)
         told = -1
-        if error := os.read(problem, _CHUNK):  # nothing once it is the program
+        if error := os.read(problem, _CHUNK):  # empty after a successful execve
             os.waitpid(pid, 0)
             raise OSError(0, error.decode())
     except OSError:
@@ -458,7 +458,7 @@ def _spawn(argv: list[str], env: dict[str, str], folder: str) -> tuple[int, int]
 
 
 def _become(argv: list[str], env: dict[str, str], folder: str, output: int, told: int) -> NoReturn:
-    """In a new process: become the program, or write why that is impossible."""
+    """Replace this new process by the program, or write the error to `told`."""
     try:
         os.setsid()
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):

@@ -30,10 +30,10 @@ class _EndedError(DriverError):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A guest of an earlier agent: its program, which has ended if there is a `code`, and what was kept for it.
+    """A guest of an earlier agent: its program, which has ended if there is a `code`, and its kept state.
 
-    `heard` are messages that no agent has processed. `request` is what its rank has asked its process manager for. The
-    descriptors of `channels` belong to the receiver.
+    `heard` are messages that no agent has processed. `request` are unanswered requests of its rank to the process
+    manager. The descriptors of `channels` belong to the receiver.
     """
 
     key: str
@@ -86,7 +86,7 @@ class Keeping:
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S):
                     keeping.pid = await keeping._ready
-            except _EndedError:  # just now: it had nothing to keep, or has waited for too long
+            except _EndedError:  # it ended just now: it had nothing to keep, or has waited for too long
                 continue
             except (DriverError, TimeoutError) as error:
                 keeping.disconnect()
@@ -120,7 +120,7 @@ class Keeping:
             os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222  # does not wait
 
     def disconnect(self, *, wait_sent: bool = False) -> None:
-        """Close the connection; without a word before, the keeper keeps the guests."""
+        """Close the connection; the keeper keeps the guests, unless it was ordered to end."""
         if self.lost:
             return
         self.lost = True
@@ -184,12 +184,12 @@ class Keeping:
         self.disconnect()
         if not self._ready.done():
             self._ready.set_exception(why)
-            self._ready.exception()  # retrieved, as a new keeper's is not waited for
+            self._ready.exception()  # retrieved, as no caller awaits the one of a new keeper
         for guest in list(self._guests.values()):
             guest.give_up()
 
     def forget(self, key: str) -> None:
-        """The guest has no life here any more."""
+        """Remove a life of a guest that has ended."""
         self._guests.pop(key, None)
 
 
@@ -244,13 +244,14 @@ class Kept:
         self._keeping.send({"op": "store", "key": self.key, "channel": channel}, [fd])
 
     def heard(self) -> None:
-        """Say that what it has told without an agent is processed."""
+        """Report that the messages which the keeper received without an agent are processed."""
         self._keeping.send({"op": "heard", "key": self.key})
 
     def note(self, record: str, took: int, answer: str | None, *, freeze: bool, files: Iterable[str]) -> None:
-        """Give it what the next agent needs. `freeze`: the program is stopped until then; `files` die with it.
+        """Store the record for the next agent. `freeze`: stop the program while no agent is connected.
 
-        With an `answer`, which may be empty, it also answers the first `took` bytes of PMI requests: both or neither.
+        `files` are removed if the keeper kills the program. With an `answer`, which may be empty, the keeper also
+        answers the first `took` bytes of PMI requests: both or neither.
         """
         order: dict[str, object] = (
             {"op": "record"} if answer is None else {"op": "answer", "took": took, "text": answer}
@@ -258,13 +259,13 @@ class Kept:
         self._keeping.send({**order, "key": self.key, "record": record, "freeze": freeze, "files": [*files]})
 
     def drop(self) -> None:
-        """The guest is gone, and its end is known to whoever needs it."""
+        """Release a guest that is gone, and whose end no agent needs any more."""
         self._keeping.send({"op": "drop", "key": self.key})
         self._keeping.forget(self.key)
         self.on_drop()
 
     def kill(self) -> None:
-        """Kill its program and what that started in its session; the keeper keeps the process id until `drop`."""
+        """Kill its program and the processes in its session; the keeper keeps the process id until `drop`."""
         if self.pid and not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

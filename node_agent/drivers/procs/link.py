@@ -17,11 +17,11 @@ _BACKLOG = 16
 
 
 class GuestLink:
-    """A UNIX socket for one program: the first process of this user that connects; others are turned away.
+    """A UNIX socket for one program: the first process of this user that connects; others are rejected.
 
     `on_message` gets its messages and an error for each malformed one, `on_closed` is called when it hangs up,
     `on_joined` gets the descriptor of a new connection. `pid` is the program's process id, as reported by the kernel.
-    `joined` is set while one is connected.
+    `joined` is set while a program is connected.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GuestLink:
             self._listener = None
 
     def _accept(self) -> None:
-        """Take a connection, or turn it away."""
+        """Accept a connection, or reject it."""
         if self._listener is None:
             return
         try:

@@ -26,7 +26,7 @@ class Log:
             self._left -= len(data)
 
     def remember(self, tail: str) -> None:
-        """Take the last output of a process whose output somebody else has written to the file."""
+        """Take the last output of a process whose output the keeper has written to the file."""
         self.last = tail.encode("latin-1")
 
     def tail(self, lines: int = 5) -> str:

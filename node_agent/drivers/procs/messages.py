@@ -24,7 +24,7 @@ def peer_user(connection: socket.socket) -> int:
 
 
 class Messages:
-    """One end of a connection. Nothing waits for the peer, except `flush` if told so."""
+    """One end of a connection. No method waits for the peer, except `flush` with `wait`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -1,4 +1,4 @@
-"""What a guest's program reports of its work, and what the kernel counts for its processes."""
+"""Progress of a guest: the reports of its program, and the kernel's counters of its processes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class GuestProgress:
         return first
 
     def finish(self, fields: dict[str, Any], at_ns: int, pid: int | None) -> dict[str, Any]:
-        """Take the report that the work is done; return it with what no sample has reported yet."""
+        """Take the report that the work is done; return it with the longest iteration that no sample has reported."""
         self.steps = supersteps_of(fields, self.steps)
         self.told = RankProgress(fields["units"], at_ns, self.program_cpu_s(pid))
         return fields if self.steps is None else {**fields, "longest_s": self.steps.longest_s}
 
     def again(self, told: tuple[int, int] | None, steps: Supersteps | None) -> None:
-        """Go on from what an earlier agent knew. The next report counts as the first: that one may have been lost."""
+        """Continue from an earlier agent's state. The next report counts as the first, which may have been lost."""
         self.told = None if told is None else RankProgress(*told, 0.0)
         self.steps = steps
 
@@ -55,7 +55,7 @@ class GuestProgress:
         return self._cpu_s
 
     def reader(self, guest: str, live_pid: Callable[[], int | None]) -> Meter:
-        """Return a function that reads both; see `Meters.meter`."""
+        """Return a function that reads CPU time and work units; see `Meters.meter`."""
 
         def read() -> Reading:
             pid = live_pid()

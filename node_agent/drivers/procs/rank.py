@@ -44,11 +44,11 @@ class GuestRank:
         await link.listen(path, is_program)
 
     def take_over(self, server: PmiServer) -> None:
-        """Have the state that an earlier agent has noted, which must be in all records of the guest from then on."""
+        """Take over the state that an earlier agent has noted; all later records of the guest must contain it."""
         _, self._early = self._serve(server)
 
     def again(self, requests: bytes) -> None:
-        """Serve on a rank that was taken over, from its unanswered requests on."""
+        """Continue to serve a rank that was taken over, from its unanswered requests on."""
         if self._link is not None:
             self._link.again(requests + self._early)
 

@@ -1,4 +1,4 @@
-"""The layer below MPI that notes who waits for whom, for the ranks that this agent starts."""
+"""The library below MPI that counts for which ranks a rank waits, for the ranks that this agent starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def why_not() -> str:
-    """Return why the layer cannot be built here, an empty string if it can."""
+    """Return why the library cannot be built here, an empty string if it can."""
     try:
         mpich()
     except MpichError as error:
@@ -27,7 +27,7 @@ def why_not() -> str:
 
 
 class WaitsLayer:
-    """Builds it once, when a rank needs it first; `folder` is the agent's own."""
+    """Builds the library once, when a rank needs it first; `folder` is the agent's own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class WaitsLayer:
         self._failed = False
 
     async def environment(self, guest: str) -> dict[str, str]:
-        """Return a rank's variables for the layer, none if it cannot be built."""
+        """Return a rank's variables for the library, none if it cannot be built."""
         async with self._building:
             library = self._folder / _LIBRARY
             if not self._failed and not library.exists():
@@ -61,6 +61,6 @@ async def _build(library: Path) -> bool:
             raise OSError(said.decode(errors="replace").strip().splitlines()[-1:])
         draft.replace(library)
     except (MpichError, OSError) as error:
-        _log.warning("nobody notes which ranks wait for which: %s", error)
+        _log.warning("waits of ranks are not counted: %s", error)
         return False
     return True

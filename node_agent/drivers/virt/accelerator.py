@@ -1,4 +1,4 @@
-"""Whether guests run under KVM: tried with a real guest, because /dev/kvm alone does not prove that a guest boots."""
+"""Choice of KVM or emulation by booting a guest, because /dev/kvm alone does not prove that guests boot under KVM."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _LOOK_EVERY_S = 0.2
 
 
 async def is_still_here(hypervisor: Hypervisor, name: str, call_s: float, within_s: float) -> bool:
-    """Wait until the hypervisor does nothing more with a domain, and return whether it is here.
+    """Wait until the hypervisor runs no job on a domain any more, and return whether the domain is here.
 
     When the connection breaks during a save or a migration, the hypervisor continues by itself. A domain whose state
     stays unknown for `within_s` counts as here, so that it is not forgotten.

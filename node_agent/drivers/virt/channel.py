@@ -123,7 +123,7 @@ class GuestChannel:
         return answer
 
     async def _ask(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
-        # grows over the lives of the guest on whatever node, as long as their clocks agree
+        # ids grow over the lives of the guest on all nodes, as long as the nodes' clocks agree
         self._order = max(self._order + 1, time.time_ns() // 1_000_000)
         frame = encode(kind, [("id", self._order), *fields])
         most_bytes = MOST_UNSENT_BYTES - len(frame)  # that may wait before it
@@ -141,7 +141,7 @@ class GuestChannel:
         finally:
             self._answer = None
             if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # perhaps nobody waits for it any more
+                answer.exception()  # retrieved, as perhaps no caller awaits it any more
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = Reader(self._overhear)
@@ -155,7 +155,7 @@ class GuestChannel:
             self.detach()
 
     def _overhear(self, line: bytes) -> None:
-        """Ask the guest to repeat frames after a line that was no frame, where other programs print, too."""
+        """Keep a line that is no frame; on a terminal, where other programs print, too, request the frames again."""
         self.overheard = [*self.overheard[1 - _OVERHEARD_LINES :], line.decode(errors="replace").strip()]
         if isinstance(self._writer, Terminal) and (self._asking is None or self._asking.done()):
             self._asking = asyncio.get_running_loop().create_task(self._ask_again(), name=f"ask {self._guest} again")

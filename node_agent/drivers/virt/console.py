@@ -1,4 +1,4 @@
-"""The file that a guest's console is written to: the guest decides how long it is."""
+"""The file of a guest's console, which the guest can make arbitrarily long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def tail_of(path: Path, most_bytes: int) -> bytes:
-    """Return the last bytes of a file, without reading what is before them; raises `OSError`."""
+    """Return the last bytes of a file, without reading the rest; raises `OSError`."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - most_bytes))

@@ -110,7 +110,7 @@ def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> st
 
 
 def add_interface(devices: ET.Element, address: str, bridge: str) -> ET.Element:
-    """Give a domain a card on a bridge; its hardware address is that of the guest's address."""
+    """Give a domain a network card on a bridge; its hardware address follows from the guest's address."""
     interface = child(devices, "interface", type="bridge")
     child(interface, "mac", address=mac_of(address))
     child(interface, "source", bridge=bridge)

@@ -1,4 +1,4 @@
-"""States of domains: which are there, whether they work, suspended and resumed with the effect read back."""
+"""States of domains: listed, queried, suspended and resumed with the effect read back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from node_agent.drivers.virt.domain import owner_of
 
 
 def runs(domain: libvirt.virDomain) -> bool:
-    """Whether a domain works."""
+    """Whether a domain is running."""
     return bool(domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING)
 
 
 def list_owners(connection: libvirt.virConnect) -> list[dict[str, str]]:
-    """Return the owners of the domains of the testbed, as their metadata has them."""
+    """Return the owners of the testbed's domains, from their metadata."""
     owners = []
     for domain in connection.listAllDomains():
         with contextlib.suppress(libvirt.libvirtError):  # it ended just now
@@ -36,7 +36,7 @@ def suspend(domain: libvirt.virDomain) -> None:
 
 
 def resume(domain: libvirt.virDomain) -> None:
-    """Let a domain work again; raises `DriverError`."""
+    """Resume a domain; raises `DriverError`."""
     domain.resume()
     state = domain.state()[0]
     if state != libvirt.VIR_DOMAIN_RUNNING:

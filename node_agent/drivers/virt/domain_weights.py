@@ -11,7 +11,7 @@ from node_agent.drivers.virt.platform import Vcpus
 
 
 class DomainWeights:
-    """See `Weights`: what bounds all guests of the node is its partition, or its hypervisor."""
+    """See `Weights`: the node's partition, or its hypervisor, bounds all guests together."""
 
     def __init__(self, hypervisor: Hypervisor, call_s: float, vcpus: Callable[[], Vcpus]) -> None:
         self._hypervisor = hypervisor
@@ -32,6 +32,6 @@ class DomainWeights:
         return await self._hypervisor.on_domain(guest, self._call_s, set_and_read)
 
     def weight(self, guest: str) -> float:
-        """See `Weights.weight`: as it was when the driver looked last."""
+        """See `Weights.weight`: as of the driver's last sample."""
         del guest
         return self._vcpus().seen_part_frac()

@@ -58,8 +58,8 @@ _WITHOUT = {
     "native": "the programs of the guest image could not be unpacked here",
     "live": "no transport of migrations is set",
     "shares": "without a partition nothing bounds all guests of this node together",
-    "traffic": "neither cards nor virtual CPUs of its guests are seen from here",
-    "waits": "the guest image has no layer that notes which ranks wait for which",
+    "traffic": "network cards and virtual CPUs of its guests cannot be observed from here",
+    "waits": "the guest image has no library that counts the waits of ranks",
 }
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class LibvirtDriver(Driver):
         self._hypervisor = Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
         await self._hypervisor.open(self._timeouts.call_s)
         consoles = self._hypervisor.file(self._platform.consoles)
-        await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
+        await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt creates it too late
         left = self._left.read()
         await self._sweep(but=self._left.not_ended())
         platform = await self._platform.open(self._hypervisor, budget, image)
@@ -232,7 +232,7 @@ class LibvirtDriver(Driver):
             self._left.drop(guest)
 
     async def _take_over(self, left: LeftGuest) -> None:
-        """Go on with a guest of an earlier agent, as after a migration; report its end if it has ended."""
+        """Take over a guest of an earlier agent, as after a migration; report its end if it has ended."""
         name, (_, hypervisor) = left.spec.guest, self._reached()
         try:
             if await self._left.is_there(left, hypervisor, self._timeouts):
@@ -380,7 +380,7 @@ class LibvirtDriver(Driver):
             self._stays_or_goes(going)
 
     def _stays_or_goes(self, guest: VirtualGuest) -> None:
-        """A guest was to leave: forget it if it is not here any more, whatever an error says."""
+        """Update the record of a guest that was to leave; forget it if it has left, even if an error was raised."""
         if guest.state is State.ENDED:
             self._forget(guest)
         else:
@@ -542,4 +542,4 @@ class LibvirtDriver(Driver):
 
 
 def _ignore(_guest: str, _at: int | None, _image: Path, _report: SaveReport) -> None:
-    """A save ends with its agent or before the next one begins; it is found by its image."""
+    """Default of `on_saved`: a save ends with its agent or before the next agent begins, and is found by its image."""

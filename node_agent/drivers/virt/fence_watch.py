@@ -1,8 +1,8 @@
 """Run as a script, `fence_watch.py FOLDER URI VIRSH`: destroys virtual machines whose fences have fallen, by virsh.
 
 Virtual machines outlive an agent that is killed, stopped or stuck, and so does this process. It reads the fences that
-the agent keeps in its state folder. There is one per folder, which holds a lock on a file there. It ends by SIGTERM, as
-its agent ends in order, or by itself when no agent lives and no fence is left.
+the agent keeps in its state folder. There is one process per folder, which holds a lock on a file there. It ends on
+SIGTERM, which its agent sends at an orderly end, or by itself when no agent lives and no fence is left.
 
 Imports the standard library alone: it is started without site packages, to be small and quick.
 """
@@ -39,7 +39,7 @@ _FLOCK = "hhqqi4x"
 
 
 def holder(path: Path) -> int:
-    """Return the process that holds the lock of a file, 0 if there is none; may be asked by any other process."""
+    """Return the process that holds the lock of a file, 0 if there is none; only for other processes."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -77,10 +77,10 @@ class Watch:
     def run(self) -> None:
         """Destroy guests until there is nothing left to do."""
         while not self._look():
-            time.sleep(LOOK_EVERY_S)  # the monotonic clock, which decides, cannot be waited for in the file of fences
+            time.sleep(LOOK_EVERY_S)  # polled: fences fall by the monotonic clock, which sends no event
 
     def _look(self) -> bool:
-        """Destroy the guests that must not run now; return whether there will be none any more."""
+        """Destroy the guests that must not run now; return whether no such guest can appear any more."""
         due = {guest for guest in self._file.look() if _GUEST.fullmatch(guest)}
         self._gone_s = {guest: since_s for guest, since_s in self._gone_s.items() if guest in due}
         if due and time.monotonic() >= self._ask_s:

@@ -20,7 +20,7 @@ _WITHIN_S = 10.0
 
 
 class FenceWatching:
-    """The process of a state folder: started with the first fence, and found by the agents that follow."""
+    """The process of a state folder: started with the first fence, and found by later agents."""
 
     def __init__(self, state_dir: Path, uri: str) -> None:
         self._folder = state_dir.absolute()
@@ -35,13 +35,13 @@ class FenceWatching:
         return self._virsh is not None
 
     def begin(self) -> None:
-        """Tell it that an agent lives, until `close`."""
+        """Hold the lock by which the process sees that an agent lives, until `close`."""
         if self.able:
             with contextlib.suppress(OSError):
                 self._lock = hold(self._folder / AGENT_LOCK)
 
     def ensure(self) -> None:
-        """Start it unless it runs; raises `DriverError`. Without virsh nothing is done."""
+        """Start the process unless it runs; raises `DriverError`. Without virsh nothing is done."""
         if self._virsh is None:
             return
         try:
@@ -71,7 +71,7 @@ class FenceWatching:
                 process.returncode = 0  # it outlives this object, whose end must not warn of that
 
     def close(self, *, end: bool) -> None:
-        """The agent ends: with `end` in order, and the process with it; else it goes on until no fence is left."""
+        """Release the agent's lock; with `end` also end the process, which else runs until no fence is left."""
         if end:
             self.end()
         if self._lock >= 0:
@@ -81,7 +81,7 @@ class FenceWatching:
             (self._folder / AGENT_LOCK).unlink(missing_ok=True)
 
     def end(self, *, dry_run: bool = False) -> list[str]:
-        """End it, or only name it."""
+        """End the process, or only name it; return a description if it runs."""
         pid = holder(self._folder / WATCH_LOCK)
         if pid and not dry_run:
             with contextlib.suppress(OSError):  # it has ended just now

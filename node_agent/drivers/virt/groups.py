@@ -29,7 +29,7 @@ PIDS = Path("/run/libvirt/qemu")
 class VcpuGroups:
     """See `Vcpus`: set through libvirt, read from the kernel's files.
 
-    These are the folders of the control groups, and the files that count the CPU time of the threads.
+    `quotas` are the folders of the control groups, `times` the files that count the CPU time of the threads.
     """
 
     pid: int
@@ -112,7 +112,7 @@ def vcpu_groups(pid_file: Path) -> VcpuGroups:
                     folders.add(point / path.removeprefix(root.rstrip("/")).lstrip("/"))
                     times.append(task / "schedstat")
     if not folders:
-        raise DriverError(f"{pid_file}: no control group a virtual CPU: is cpu in cgroup_controllers of qemu.conf?")
+        raise DriverError(f"{pid_file}: no control group of a virtual CPU: is cpu in cgroup_controllers of qemu.conf?")
     return VcpuGroups(pid, tuple(sorted(folders)), tuple(times))
 
 

@@ -115,7 +115,7 @@ class VirtualGuest:
             await self._share.take()
 
     async def take_over(self, *, works: bool) -> None:
-        """Go on with the domain of an earlier agent, under the cap that it is under."""
+        """Take over the domain of an earlier agent, with the cap in force."""
         await self.appear()
         self._cap.wanted_cores = await self._cap.in_force()
         self.state = State.RUNNING if works else State.HELD
@@ -127,7 +127,7 @@ class VirtualGuest:
         return await self._hypervisor.on_domain(self.name, deadline_s or self._timeouts.call_s, function)
 
     async def attach(self, deadline_s: float) -> None:
-        """Open the control channel and read the guest's frames of the meantime."""
+        """Open the control channel and read the frames that the guest has sent meanwhile."""
         xml = str(await self.on_domain(lambda domain: domain.XMLDesc()))
         self._progress_due = True
         await self._channel.attach(self._hypervisor.file(self._platform.control_path(xml)), deadline_s)
@@ -212,7 +212,7 @@ class VirtualGuest:
             self.state = State.HELD
 
     async def release(self) -> None:
-        """Let it continue; frames of the meantime are read in the background."""
+        """Let it continue; frames sent meanwhile are read in the background."""
         self._must_be(State.RUNNING, State.HELD)
         if self.state is State.HELD:
             await self.on_domain(resume)
@@ -230,7 +230,7 @@ class VirtualGuest:
         try:
             await self.attach(self._timeouts.order_s)
         except UnansweredError as error:
-            _log.warning("%s", error)  # judged by whether its machine works
+            _log.warning("%s", error)  # no failure yet: `Recovery` judges the guest by whether its machine works
         except DriverError as error:
             self.fail(str(error))
 
@@ -248,7 +248,7 @@ class VirtualGuest:
     # --- departures
 
     async def save(self, image: Path) -> float:
-        """Write the held guest to `image` and let it vanish here; returns the seconds that the hypervisor took.
+        """Save the held guest to `image`, after which it is gone here; returns the seconds that the hypervisor took.
 
         After a failure the guest is still held, or ENDED if the hypervisor has lost it.
         """
@@ -268,7 +268,7 @@ class VirtualGuest:
         return elapsed_s
 
     async def _give_up_save(self, saving: asyncio.Future[None], image: Path) -> bool:
-        """Return whether it was written despite the abort; else the guest is held again, if it is here."""
+        """Abort a save; return whether the image was written despite that. Else the guest is held, if it is here."""
         if await self.abort(saving, self._timeouts.call_s) and not saving.cancelled() and saving.exception() is None:
             return True
         if await self._come_back(State.HELD):
@@ -291,7 +291,7 @@ class VirtualGuest:
         return job.done()
 
     def depart(self) -> None:
-        """A migration begins."""
+        """Note that a migration begins."""
         self._must_be(State.RUNNING)
         self.state, self.leaving = State.MIGRATING, True
 
@@ -315,7 +315,7 @@ class VirtualGuest:
         """The guest is not here any more; remove its files."""
         self.state = State.ENDED
         self.detach()
-        with contextlib.suppress(OSError):  # a folder that is for the hypervisor alone
+        with contextlib.suppress(OSError):  # a folder that only the hypervisor may write to
             self._console.unlink()
 
     # --- its frames
@@ -327,7 +327,7 @@ class VirtualGuest:
             else:
                 self._understand(frame)
         except WireError as error:
-            self.fail(f"it spoke nonsense: {error}")
+            self.fail(f"protocol violation: {error}")
 
     def _understand(self, frame: Frame) -> None:
         match frame.kind:
@@ -381,7 +381,7 @@ class VirtualGuest:
 
     @contextlib.asynccontextmanager
     async def _end_told(self) -> AsyncIterator[None]:
-        """For an order that may come too late: it fails only after the guest's end was reported."""
+        """Context of an order that may come too late: it fails only after the guest's end was reported."""
         try:
             if self.state is State.ENDED:
                 raise DriverError(f"guest {self.name} has ended")
@@ -434,7 +434,7 @@ class VirtualGuest:
                 await self.on_domain(lambda found: found.destroy())
             if await self._hypervisor.find(self.name, self._timeouts.call_s) is not None:
                 raise DriverError(f"guest {self.name} is still there after it was destroyed")
-        with contextlib.suppress(OSError):  # a folder that is for the hypervisor alone
+        with contextlib.suppress(OSError):  # a folder that only the hypervisor may write to
             self._console.unlink()
 
     def words(self) -> str:
@@ -468,7 +468,7 @@ class VirtualGuest:
         )  # fmt: skip
 
     def _seen_share(self) -> float | None:
-        """Return the share in force, and have it set again if somebody else has changed it."""
+        """Return the share in force, and have it set again if it was changed from outside."""
         if self._share is None:
             return None
         found = self._share.in_force()

@@ -205,11 +205,11 @@ class Hypervisor:
         return await self._find(name, deadline_s, lambda domain: domain)
 
     async def settled(self, name: str, deadline_s: float) -> None:
-        """Wait until nothing is done with a domain any more, such as a save that a killed agent has ordered."""
+        """Wait until libvirt runs no job on a domain any more, such as a save that a killed agent has ordered."""
         end_s = asyncio.get_running_loop().time() + deadline_s
         while await self._find(name, deadline_s, lambda domain: bool(domain.jobInfo()[0])):
             if asyncio.get_running_loop().time() > end_s:
-                raise DriverError(f"guest {name}: what libvirt does with it does not end within {deadline_s:g} s")
+                raise DriverError(f"guest {name}: libvirt's job on it did not end within {deadline_s:g} s")
             await asyncio.sleep(_BUSY_POLL_S)  # libvirt sends no event at the end of a save
 
     async def find_own(self, name: str, deadline_s: float) -> Any | None:

@@ -1,7 +1,7 @@
-"""Virtual machines that outlive an agent: which ones are its guests, noted in the state folder.
+"""Record of the virtual machines that outlive an agent, in the state folder.
 
-libvirt keeps the domains and their caps, a guest keeps its frames and the state of its MPI rank. So a note has what
-neither can tell: the guest, and its end until that is reported.
+libvirt keeps the domains and their caps, a guest keeps its frames and the state of its MPI rank. So the record has only
+the guest's specification, and its end until that is reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeftGuest(msgspec.Struct, frozen=True):
-    """A guest; or its `end`, which is not settled yet. One that `leaves` is being saved, migrated or destroyed."""
+    """A guest, or its `end`, which is not settled yet. A guest that `leaves` is being saved, migrated or destroyed."""
 
     spec: GuestSpec
     leaves: bool = False
@@ -86,9 +86,9 @@ class LeftGuests:
         return [each.spec for each in self._guests.values()]
 
     async def is_there(self, left: LeftGuest, hypervisor: Hypervisor, timeouts: Timeouts) -> bool:
-        """Whether the domain of a guest is still there, once nothing is done with it any more.
+        """Whether the domain of a guest is still there, once libvirt runs no job on it any more.
 
-        The end of one that has ended is reported. Raises `DriverError` if it has ended, and nobody knows how.
+        The noted end of a guest is reported. Raises `DriverError` if the guest has ended for an unknown reason.
         """
         name = left.spec.guest
         if left.end is not None:
@@ -101,7 +101,7 @@ class LeftGuests:
             return True
         if not left.leaves:
             raise DriverError("its virtual machine ended while no agent was there")
-        self.drop(name)  # it was written, or has arrived elsewhere, or neither: whoever ordered that finds it out
+        self.drop(name)  # it was saved, has migrated, or neither: the controller that ordered this finds out
         return False
 
     def drop(self, guest: str) -> None:

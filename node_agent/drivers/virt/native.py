@@ -246,7 +246,7 @@ class _Rank:
         self._trouble = self._trouble or heard
 
     def go(self) -> None:
-        """Let it work."""
+        """Send `go`: the program may work."""
         if self._connection is not None:
             with contextlib.suppress(OSError):  # it has ended: `read` will raise
                 self._connection.send(b"go")

@@ -1,7 +1,7 @@
 """The domain of a restored guest: always our own, independent of the domain in its image.
 
 An image carries the domain that it was saved from, and its author can write anything: another emulator, disks of the
-node, arguments for QEMU's command line. So a node makes the domain again from the command and compares every fact of
+node, arguments for QEMU's command line. So a node creates the domain again from the command and compares every fact of
 the file's domain with it: each element, each text and each attribute. `_ADDED` lists the additions of libvirt to all
 our domains, `_PLACE` the facts that differ per node. The image is refused at the first other difference.
 """
@@ -18,7 +18,7 @@ from node_agent.drivers.protocol import SuspectError
 from node_agent.drivers.virt.domain import METADATA
 from testbed.errors import shown
 
-_MOST_ELEMENTS, _MOST_DEPTH = 500, 16  # one of ours has 80, and 5
+_MOST_ELEMENTS, _MOST_DEPTH = 500, 16  # our domains have 80 elements, 5 deep
 _SHOWN_CHARS = 100
 _BLANK = " \t\r\n"  # what may be between elements
 _KIB = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20}
@@ -73,7 +73,7 @@ _ADDED: Mapping[str, str] = {
 }  # fmt: skip
 # Facts that libvirt leaves out of a file: the socket, as its path is created again.
 _LEFT_OUT = "devices/channel/source(@mode)?"
-# Of these libvirt makes new ones at each start: they are left out.
+# Elements that libvirt creates again at each start; they are removed.
 _MADE_ANEW = ("cputune", "seclabel", "devices/*/alias", "devices/interface/target")
 Fact = tuple[str, str]
 
@@ -94,7 +94,7 @@ def check_cookie(xml: str) -> None:
 
 
 def _parsed(xml: str, tag: str) -> ET.Element:
-    """Return the root of a text that libvirt and we read alike: only elements and ASCII, few and not deep."""
+    """Return the root of a text that libvirt and this parser read alike: only elements and ASCII, few and not deep."""
     if strange := re.search("<[!?]", xml):  # declarations, entities, comments; libvirt writes none
         raise SuspectError(f"its {tag} has {strange[0]!r}: expected elements alone")
     if (marks := xml.count("<")) > 2 * _MOST_ELEMENTS:

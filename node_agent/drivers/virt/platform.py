@@ -58,7 +58,7 @@ class Vcpus(Protocol):
         """Return that part as it is now."""
 
     def seen_part_frac(self) -> float:
-        """Return that part at once, as it was seen last; raises as `seen` does."""
+        """Return that part at once, as of the last sample; raises as `seen` does."""
 
     def cpu_s(self) -> float:
         """Return the CPU time that they have used by now."""

@@ -91,7 +91,7 @@ class Qemu:
 
 
 def _emulator(connection: libvirt.virConnect, kind: str) -> str:
-    """Return the program that libvirt runs domains of a type by here, unless they name one; ours name none."""
+    """Return the emulator that libvirt uses here for domains of a type that name none, as ours do."""
     path = ET.fromstring(connection.getDomainCapabilities(None, ARCH, None, kind)).findtext("path")  # noqa: S314  # libvirt's
     if not path:
         raise DriverError(f"libvirt does not say which emulator domains of type {kind} have")

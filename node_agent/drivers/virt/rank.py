@@ -62,7 +62,7 @@ class GuestRank:
             server = self._server = self._server or self._resume(state)
             answer = server.take(line)
         except PmiError as error:
-            self._fail(f"it spoke nonsense: {error}")
+            self._fail(f"protocol violation: {error}")
             return
         if isinstance(answer, Barrier):
             self._tell(DriverEvent(self._spec.guest, MPI_BARRIER, time.monotonic_ns(), answer.detail()))

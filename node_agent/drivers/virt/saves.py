@@ -11,9 +11,9 @@ from node_agent.drivers.protocol import SaveReport
 
 
 class SavesUnderWay:
-    """One save at most per guest, each as a task of its own.
+    """At most one save per guest, each as a task of its own.
 
-    A save that cannot be aborted goes on when its order is cancelled; the same order gets its result later.
+    A save that cannot be aborted continues when its order is cancelled; a repeated order gets its result later.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class SavesUnderWay:
         return report
 
     def end(self, guest: str) -> None:
-        """The guest is to be destroyed: nobody waits for its save."""
+        """Cancel the save of a guest that is to be destroyed."""
         _, saving = self._saves.pop(guest, (None, None))
         if saving is not None:
             saving.cancel()

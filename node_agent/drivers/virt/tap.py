@@ -1,4 +1,4 @@
-"""Messages that come to a virtual machine, counted at its tap by the hardware address that sent them.
+"""Messages received by a virtual machine, counted at its tap by the hardware address that sent them.
 
 A packet socket sees each frame of the tap. A filter in the kernel passes the first bytes of frames whose TCP segment
 has content, since a mere acknowledgement is no message. Frames that were not fetched are dropped once the socket's
@@ -21,7 +21,7 @@ _CLONE_NEWNET = 0x40000000
 _TO_GUEST = socket.PACKET_OUTGOING
 _HEAD_BYTES = 64
 _BUFFER_BYTES = 1 << 20
-MOST_FRAMES = 4096  # of one look: others are counted by the next one
+MOST_FRAMES = 4096  # per call of `received`: further frames are counted by the next call
 _IP = struct.Struct("!2xH")
 _INSTRUCTION = struct.Struct("HBBI")
 # Classic BPF (linux/filter.h), by its operations: load half or byte, load from the index, jump if equal, and so on.
@@ -70,7 +70,7 @@ class Tap:
             _filter(self._socket)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             self._socket.bind((name, _ETH_P_ALL))
-            self.received()  # what came before it was bound is of any card
+            self.received()  # frames from before the bind may be of any card
         except BaseException:
             self._socket.close()
             raise
@@ -94,7 +94,7 @@ class Tap:
 
 
 def _socket() -> socket.socket:
-    # no protocol: nothing comes before it is bound
+    # protocol 0: no frame is received before the bind
     return socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0)
 
 
@@ -104,7 +104,7 @@ def _filter(of: socket.socket) -> None:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process has this one's network; it has, where we may not even see that."""
+    """Whether a process shares our network namespace; assumed where we may not read its namespace."""
     try:
         return Path(f"/proc/{pid}/ns/net").samefile("/proc/self/ns/net")
     except PermissionError:

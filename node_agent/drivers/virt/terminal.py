@@ -1,4 +1,4 @@
-"""The host's end of a guest's line: a UNIX socket, or the pseudo-terminal that Xen's consoles are."""
+"""The host's end of a guest's control channel: a UNIX socket, or the pseudo-terminal that Xen's consoles are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Socket:
 
     def close(self) -> None:
         """See `Hangup.close`."""
-        self._writer.transport.abort()  # what a guest did not take yet would keep it open
+        self._writer.transport.abort()  # data that the guest has not read would keep it open
 
 
 class Terminal:
@@ -63,11 +63,11 @@ class Terminal:
     def close(self) -> None:
         """See `Hangup.close`."""
         self._reading.close()
-        self._writing.abort()  # what a guest did not take yet would keep it open
+        self._writing.abort()  # data that the guest has not read would keep it open
 
 
 async def connect(path: Path, limit_bytes: int) -> tuple[asyncio.StreamReader, Hangup]:
-    """Open a guest's line; raises `OSError` while it is not there."""
+    """Open a guest's control channel; raises `OSError` while there is none."""
     if stat.S_ISCHR((await asyncio.to_thread(path.stat)).st_mode):
         return await _open_terminal(path, limit_bytes)
     reader, writer = await asyncio.open_unix_connection(str(path), limit=limit_bytes)

@@ -1,4 +1,4 @@
-"""What a guest's beats say of its work: units, iterations, and for whose messages its rank has waited."""
+"""A guest's reports of its work: units, iterations, and for whose messages its rank has waited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_CHARS = 80
 
 
 class Told:
-    """The last report of a guest whose job has so many `ranks`; `mono_ns` is the time of this machine then."""
+    """The last report of a guest whose job has so many `ranks`; `mono_ns` is this machine's time of the report."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -24,13 +24,13 @@ class Told:
         self.waits_s: tuple[float, ...] = ()
 
     def take(self, frame: Frame, now_ns: int) -> None:
-        """Take a beat, a progress or the end of a guest's work; raises `WireError` for what cannot be."""
+        """Take a beat, a progress or the end of a guest's work; raises `WireError` for impossible values."""
         waits_s = waits_in(frame, self._ranks, self.waits_s)
         steps = supersteps_of(_steps_in(frame), self.steps)
         self.units, self.mono_ns, self.steps, self.waits_s = frame.count("units"), now_ns, steps, waits_s
 
     def sampled(self) -> Supersteps | None:
-        """Return the iterations for a sample; the longest one is counted from now on."""
+        """Return the iterations for a sample, and reset the longest one."""
         steps = self.steps
         if steps is not None:
             self.steps = msgspec.structs.replace(steps, longest_s=0.0)
@@ -38,7 +38,7 @@ class Told:
 
 
 def waits_in(frame: Frame, ranks: int, known_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Return for how many seconds a rank has waited for each of the `ranks` of its job, `known_s` if it is not told.
+    """Return the seconds that a rank has waited for each of the `ranks` of its job, `known_s` if the frame has none.
 
     Such times never fall. Raises `WireError` for a list of another length, and for other values.
     """
@@ -51,7 +51,7 @@ def waits_in(frame: Frame, ranks: int, known_s: tuple[float, ...]) -> tuple[floa
     found_s = tuple(map(_seconds, words))
     least_s = known_s or (0.0,) * ranks
     for rank, (each_s, before_s) in enumerate(zip(found_s, least_s, strict=True)):
-        if not before_s <= each_s <= MOST_AMOUNT:  # also what is no number
+        if not before_s <= each_s <= MOST_AMOUNT:  # refuses nan, too
             raise WireError(
                 f"{frame.kind}: waits_s of rank {rank} = {shown(words[rank], _SHOWN_CHARS)}: "
                 f"expected seconds from {before_s:g} up"

@@ -1,7 +1,7 @@
 """Watches virtual machines from outside, to guess for whose messages they wait (`testbed.shares.traffic`).
 
-One thread looks at all watched guests `LOOKS_PER_S` times a second. It reads two things of each: what the scheduler
-counts for the threads of the virtual CPUs, and what has come to the tap.
+One thread samples all watched guests `LOOKS_PER_S` times per second. It reads the scheduler's counters of the virtual
+CPUs' threads, and the frames that were received at the tap.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class _Watched:
         self._at_ns, self._used_ns = time.monotonic_ns(), self._used()
 
     def _used(self) -> list[tuple[int, int]]:
-        """Return of each virtual CPU for how long it ran, and wanted to run; raises `OSError` once it is gone."""
+        """Return run time and run-queue time of each virtual CPU, in ns; raises `OSError` once it is gone."""
         counts = (path.read_text(encoding="ascii").split() for path in self._times)
         return [(int(ran), int(wanted)) for ran, wanted, *_ in counts]
 
     def look(self) -> None:
-        """Take the slice since the last look. Raises `OSError` or `ValueError` once the guest is gone."""
+        """Take the slice since the last call. Raises `OSError` or `ValueError` once the guest is gone."""
         at_ns, used_ns, received = time.monotonic_ns(), self._used(), self._tap.received()
         elapsed_ns = at_ns - self._at_ns
         # of several virtual CPUs the one that was blocked for the shortest time: while any works, the guest does

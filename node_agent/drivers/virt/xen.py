@@ -36,7 +36,7 @@ from testbed.host.guest_image import GuestImage
 CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if started with --log=guest
 _SCHEDULERS = ("credit", "credit2")
 _PER_CORE = 4096  # weight: fine enough for a cap of 1 %; Xen multiplies it with all credits in 32 bits
-_DOM0_LEAST_CORES = 1 / 4  # where all cores are promised to guests: domain 0 executes all orders
+_DOM0_LEAST_CORES = 1 / 4  # if guests may use all cores: domain 0 executes all orders
 _log = logging.getLogger(__name__)
 # Paths in distributions. Paravirtual guests have none, though libvirt may name it.
 _EMULATOR = r"/usr/(lib|libexec)/xen(-[0-9.]+)?/bin/qemu-system-(i386|x86_64)|/usr/bin/qemu-system-(i386|x86_64)"
@@ -121,7 +121,7 @@ class XenVcpus:
 
 
 def _schedule(domain: libvirt.virDomain, cap_percent: int, weight: int) -> None:
-    # with flags, and with each single value, libvirt's libxl driver refuses
+    # libvirt's libxl driver refuses flags, and refuses each of the values alone
     domain.setSchedulerParameters({"cap": cap_percent, "weight": weight})
 
 

@@ -1,1 +1,1 @@
-"""The bodies of commands: one function of the command's name, in a module of the name of its declaration."""
+"""The implementations of commands: functions named after commands, in modules named after their declarations."""

@@ -1,4 +1,4 @@
-"""`testbed bound`: the maximum stretch that no schedule of a trace can beat."""
+"""`testbed bound`: a lower bound of the maximum stretch of all schedules of a trace."""
 
 from __future__ import annotations
 

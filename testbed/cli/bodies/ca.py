@@ -23,7 +23,7 @@ def init(*, folder: Path, lab: str) -> int:
     there = (folder / "lab.json").exists()
     with _writing(folder):
         Authority.create(folder, lab)
-    click.echo(f"{folder}: {'was there already' if there else f'authorities of lab {lab} made'}")
+    click.echo(f"{folder}: {'exists already' if there else f'authorities of lab {lab} created'}")
     return 0
 
 
@@ -41,7 +41,7 @@ def issue(
     if as_json:
         click.echo(json.dumps({"folder": str(held.folder), "made": made, "days_left": round(held.days_left, 2)}))
     else:
-        click.echo(f"{held.folder}: {'made' if made else 'was there'}, valid for {held.days_left:.0f} days")
+        click.echo(f"{held.folder}: {'created' if made else 'exists already'}, valid for {held.days_left:.0f} days")
     return 0
 
 
@@ -53,7 +53,7 @@ def revoke(*, folder: Path, party: Party, name: str, path: Path, as_json: bool) 
     refused: UserError | None = None
     try:
         reached, failed = hand_out(authority, path, party, name)
-    except UserError as error:  # the revocation counts all the same, and is printed first
+    except UserError as error:  # the revocation is valid nevertheless, and is printed first
         reached, failed, refused = [], [str(error)] if as_json else [], error
     if as_json:
         click.echo(json.dumps({
@@ -114,7 +114,7 @@ def broker_files(
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn an `OSError` into a one-line `UserError`: nothing can be written at `path`."""
+    """Turn an `OSError` into a one-line `UserError` about a failed write to `path`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The work of `testbed calibrate`: trials, fits, the file, tables, the page."""
+"""`testbed calibrate`: does the trials, fits the model, and writes the calibration file, tables and a page."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def _this_machine() -> Scenario:
-    """Return two nodes of processes, each with a core, or less where there are fewer than two."""
+    """Return a scenario with two process nodes of one core each, or less on a machine with fewer than two cores."""
     cpus = min(1.0, (os.cpu_count() or 1) / 2)
     nodes = [{"name": name, "cpus": cpus, "memory_mib": _NODE_MIB} for name in ("node-a", "node-b")]
     table: dict[str, object] = {"name": "this-machine", "policy": "FCFS", "workload": {}, "nodes": nodes}
@@ -106,7 +106,7 @@ def _print_experiments(*, as_json: bool) -> int:
 
 
 def _rehearse(request: _Request, *, as_json: bool) -> int:
-    """Do all trials in virtual time with nodes that do nothing; print how many there are, and how long they take."""
+    """Do a dry run of all trials in virtual time; print their numbers and expected duration."""
     order = request.order()
     console = wide_console(stderr=as_json)
     if not request.experiments:
@@ -134,7 +134,7 @@ def _rehearse(request: _Request, *, as_json: bool) -> int:
 
 
 def _run(request: _Request, *, measure: bool, report: bool, as_json: bool) -> int:
-    """Do the trials that are left, fit them, and write and print what they say."""
+    """Do the remaining trials, fit them, and write and print the calibration."""
     if report:
         _need_report()
     console = wide_console(stderr=as_json)
@@ -172,12 +172,12 @@ def _measure(request: _Request, *, as_json: bool) -> Trials:
         try:
             return run_interruptible(do_trials(order, request.trials, live_lab, progress.line, show), console)
         except KeyboardInterrupt:
-            progress.line(f"interrupted; the trials so far are in {request.trials}: call again to go on")
+            progress.line(f"interrupted; the trials so far are in {request.trials}: call again to continue")
             raise
 
 
 def _say_broken(console: Console) -> None:
-    """Name the installed experiments that cannot be used; without `--experiments` the others are done."""
+    """Report installed experiments that cannot be used; without `--experiments` all others are done."""
     for why in broken_experiments().values():
         _say(console, f"{why}; it is left out")
 

@@ -1,4 +1,4 @@
-"""`testbed campaign`: traces x loads x policies as a sweep on disk."""
+"""`testbed campaign`: a parameter sweep over traces, loads and policies, with results on disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def campaign(
     if file is None:
         raise UserError("no campaign FILE; `testbed campaign --list` has the packaged ones")
     if scheduler is not None and processes is not None:
-        raise UserError("--scheduler and --jobs: expected one of them; on a cluster, its workers are what there is")
+        raise UserError("--scheduler and --jobs: expected one of them; a cluster uses all of its workers")
     path = find_campaign(file)
     if is_live(path):
         return _live(path, out, report_only=report_only, others=(processes, scheduler, limit, calibration))
@@ -54,7 +54,7 @@ def campaign(
                 place = Place(processes or os.cpu_count() or 1, scheduler)
                 _work(plan, sweep, place, code, limit, any_code=any_code)
         except KeyboardInterrupt:
-            click.echo(f"testbed: interrupted; all that has ended is in {folder}: the same command goes on", err=True)
+            click.echo(f"testbed: interrupted; finished work is in {folder}: the same command continues", err=True)
             raise
         results = sweep.results(code, any_code=any_code)
         for text in write_report(folder, plan, results):
@@ -90,7 +90,7 @@ def _work(plan: Plan, sweep: Sweep, place: Place, code: str, limit: int | None, 
         click.echo(f"testbed: {known.other_code} results are of another version; --any-code would keep them", err=True)
     if begun := sweep.interrupted():
         click.echo(
-            f"testbed: {len(begun)} units were under way when the last process ended; they are done again", err=True
+            f"testbed: {len(begun)} units were in progress when the last process ended; they are repeated", err=True
         )
     settled = known.settled()
     amount = plan.left(settled, limit)
@@ -117,5 +117,5 @@ def _conclude(plan: Plan, results: Results, folder: Path) -> int:
     for label, fault in failed[:10]:
         click.echo(f"  {label}, {fault.what}: {fault.error}", err=True)
     if failed:
-        click.echo("testbed: --retry-failed does the failed ones again", err=True)
+        click.echo("testbed: --retry-failed repeats the failed ones", err=True)
     return 1 if failed else 0

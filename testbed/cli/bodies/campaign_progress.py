@@ -1,4 +1,4 @@
-"""The progress of a campaign."""
+"""Progress display of a campaign."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.scheduling.campaign.work import UnitResult
 
 
 class CampaignProgress:
-    """Told of every unit that ends; the time left is by work done since the start."""
+    """Counts the units that have ended; the time left is estimated from the work done since the start."""
 
     def __init__(self, simulations: int, console: Console) -> None:
         self.simulations = simulations
@@ -34,7 +34,7 @@ class CampaignProgress:
         self._shown.__exit__(kind, error, trace)
 
     def ended(self, result: UnitResult) -> None:
-        """Count a unit, and show where that leaves the campaign."""
+        """Count a unit that has ended, and update the display."""
         self.done += len(result.measures) + len(result.bounds)
         self.failed += len(result.faults)
         for fault in result.faults:

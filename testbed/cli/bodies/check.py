@@ -1,4 +1,4 @@
-"""`testbed check`."""
+"""`testbed check`: checks of a lab by pytest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check(
 ) -> int:  # fmt: skip
     if find_spec("pytest") is None:
         raise UserError("checks need pytest: pip install 'dfrs-testbed[check]'")
-    find_scenario(lab)  # one line now for a wrong name; the plugin finds the file again
+    find_scenario(lab)  # raises a one-line error for a wrong name; the pytest plugin looks up the file itself
     given = {
         "lab": lab, "nodes": nodes, "calibration": calibration, "references": references, "fresh-guests": fresh_guests,
         "junit-xml": junit,

@@ -1,4 +1,4 @@
-"""`testbed cleanup`."""
+"""`testbed cleanup`: removes the remains of dead agents, lost runs and labs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cleanup(
 
 
 def _clean_agents(abandoned: tuple[Path, ...], *, dry_run: bool, force: bool) -> list[Leftover]:
-    """Remove what agents left, those of lost runs first: they are then like those of other dead agents."""
+    """Remove the remains of agents. Lost runs come first, so that their agents are handled like other dead agents."""
     for run in abandoned:
         end_run(run, dry_run=dry_run)
 

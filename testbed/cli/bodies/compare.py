@@ -1,4 +1,4 @@
-"""`testbed compare`: live runs beside their simulation, against the noise of repeats."""
+"""`testbed compare`: comparison of live runs with their simulation, against the noise of repeats."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def compare(
 
 
 def exit_code(found: Study) -> int:
-    """Return 0 for equal, 1 for different or nothing to compare, 3 for what is not shown."""
+    """Return 0 if equivalence is shown, 1 for a difference or without runs to compare, 3 if neither is shown."""
     if not found.groups:
         return 1
     return {EQUAL: 0, DIFFERENT: 1}.get(found.verdict, NOT_SHOWN_CODE)
 
 
 def _goals(text: str) -> dict[str, float]:
-    """Read `TURNAROUND,MAX_STRETCH` as shares of 1; raise `UserError` for what is none."""
+    """Parse `TURNAROUND,MAX_STRETCH`, fractions between 0 and 1; raises `UserError`."""
     try:
         turnaround, max_stretch = (float(word) for word in text.split(","))
     except ValueError:
         turnaround = max_stretch = 0.0
     if not (0.0 < turnaround < 1.0 and 0.0 < max_stretch < 1.0):
-        raise UserError(f"--goals {text}: expected two shares of 1, for turnarounds and max stretch, such as 0.05,0.1")
+        raise UserError(f"--goals {text}: expected two fractions of 1, for turnarounds and max stretch, as 0.05,0.1")
     return {"turnaround": turnaround, "max_stretch": max_stretch}

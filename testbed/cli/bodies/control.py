@@ -1,4 +1,4 @@
-"""`testbed control`, `testbed node drain` and `testbed node return`: orders to a run that goes on."""
+"""`testbed control`, `testbed node drain` and `testbed node return`: orders to a run in progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`testbed dashboard`: a run live in the browser."""
+"""`testbed dashboard`: live view of a run in the browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`testbed doctor`."""
+"""`testbed doctor`: checks of this machine, of the machines of a lab, and of services."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def doctor(
     *, names: tuple[str, ...], folder: Path, broker: str | None, influx_url: str | None, path: Path | None,
     certificate_folders: tuple[Path, ...], lab: str | None, broker_log: Path | None, runs: Path, as_json: bool,
 ) -> int:  # fmt: skip
-    influx_url = influx_url and bare_url(influx_url)  # only the server's health is read, without a token
+    influx_url = influx_url and bare_url(influx_url)  # plain HTTP is fine: the health check sends no token
     if influx_url is not None and not is_url(influx_url):
         raise click.BadParameter(f"{influx_url!r}: expected http://HOST:PORT", param_hint="--influx")
     if broker_log is not None and lab is None:
         raise click.BadParameter("a log is read for one lab: expected --lab, too", param_hint="--broker-log")
     address = None if broker is None else BrokerAddress.parse(broker)
-    with Console(stderr=True).status("looking") as spinner:
+    with Console(stderr=True).status("checking") as spinner:
 
         def say(what: str) -> None:
-            spinner.update(f"looking at {what}")
+            spinner.update(f"checking {what}")
 
         if path is not None or names:
             hosts = load_hosts(path or DEFAULT_FILE)
@@ -72,5 +72,5 @@ def _print(console: Console, found: list[Finding]) -> None:
         line.append(f" {check:{width}}  {printable(each.found)}", style="")
         console.print(line, highlight=False, soft_wrap=True)
         if each.mend:
-            mend = Text(f"{'':8} {'':{width}}  mend: {printable(each.mend)}")
+            mend = Text(f"{'':8} {'':{width}}  fix: {printable(each.mend)}")
             console.print(mend, highlight=False, soft_wrap=True)

@@ -35,11 +35,11 @@ def _show(found: GuestImage, *, as_json: bool, built: bool | None = None) -> Non
         click.echo(json.dumps({**facts, **told, "versions": found.versions}, indent=2))
         return
     if built is not None:
-        click.echo("built" if built else "there already")
+        click.echo("built" if built else "exists already")
     click.echo(f"folder     {found.folder}")
     click.echo(f"key        {found.key}")
     click.echo(f"kernel     {sizes['kernel_bytes'] / 2**20:.1f} MiB")
     click.echo(f"initramfs  {sizes['initramfs_bytes'] / 2**20:.1f} MiB")
-    click.echo(f"memory     at least {found.floor_mib} MiB a guest")
+    click.echo(f"memory     at least {found.floor_mib} MiB per guest")
     for name, version in found.versions.items():
         click.echo(f"{name:<10} {version}")

@@ -1,4 +1,4 @@
-"""`testbed ingest`: points of run directories into InfluxDB."""
+"""`testbed ingest`: ships the points of run directories to InfluxDB."""
 
 from __future__ import annotations
 

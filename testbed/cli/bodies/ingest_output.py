@@ -1,4 +1,4 @@
-"""The output of `testbed ingest`: its progress, on standard error, and a table of counts."""
+"""The output of `testbed ingest`: progress on standard error, and a table of counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINE_EVERY_S = 5.0
 
 
 class ShippingProgress:
-    """A bar by bytes with rate and time left on a terminal; a line now and then elsewhere."""
+    """Progress by bytes: on a terminal a bar with rate and time left, elsewhere a line every few seconds."""
 
     def __init__(self, run: Path, address: Address, console: Console | None = None) -> None:
         self._run = run
@@ -58,11 +58,11 @@ class ShippingProgress:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Show one line that stays."""
+        """Print one permanent line."""
         self._console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def show(self, reached: Shipped) -> None:
-        """Show where shipping is."""
+        """Show the present progress."""
         now_s = time.monotonic()
         if self._bar is None and now_s - self._told_s < _LINE_EVERY_S:
             self._first = self._first or (reached.read_points, bytes_left(self._run, *_at(reached)))
@@ -71,7 +71,7 @@ class ShippingProgress:
         self._first = self._first or (reached.read_points, left_bytes)
         points, done_bytes = reached.read_points - self._first[0], self._first[1] - left_bytes
         elapsed_s = max(now_s - self._began_s, 1e-3)
-        rate = f"{reached.read_points} points, {points / elapsed_s:,.0f} a second"
+        rate = f"{reached.read_points} points, {points / elapsed_s:,.0f} per second"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=max(self._first[1], done_bytes), completed=done_bytes, rate=rate)
             return
@@ -105,5 +105,5 @@ def print_counts(counts: Sequence[ShippingCount], *, as_json: bool) -> None:
             text = f"{count.run}: {count.refused} points refused; they are in {count.refused_file}, with the reasons"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         if count.problem:
-            text = f"{count.run}: {count.left} points not shipped: {count.problem}; the same command goes on from there"
+            text = f"{count.run}: {count.left} points not shipped: {count.problem}; the same command ships the rest"
             console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`testbed init`: a new scenario file."""
+"""`testbed init`: creates a scenario file from a few answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from testbed.scheduling.workload.readings import READINGS
 from testbed.scheduling.workload.trace import load_trace
 
 T = TypeVar("T")
-_JOBS = 20  # of a new scenario, at most
-_SPARE_MIB = 1024  # of the machine's memory
+_JOBS = 20  # most jobs of a new scenario
+_SPARE_MIB = 1024  # memory of the machine that is not given to nodes
 
 
 def init(
@@ -59,7 +59,7 @@ def init(
 
 
 def _reading(trace: Path | None, yes: bool) -> str:
-    """Return the reading of a log; CSV traces have needs already."""
+    """Return the reading of a log, or an empty text for CSV traces, which have needs already."""
     if trace is None or ".csv" in trace.suffixes:
         return ""
     return _ask("reading of the log", next(iter(READINGS)), click.Choice(list(READINGS)), yes)

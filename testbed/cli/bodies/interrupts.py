@@ -1,4 +1,4 @@
-"""Work on a lab that a person can stop: cleanly at first, at once when asked again."""
+"""Runs work on a lab with signal handlers: the first signal stops it cleanly, the second one at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def run_interruptible(work: Coroutine[Any, Any, T], console: Console, *, virtual_time: bool = False) -> T:
-    """Run a coroutine in a loop of its own; raises `KeyboardInterrupt` once it has cleaned up after Ctrl-C or SIGTERM.
+    """Run a coroutine in a new loop; raises `KeyboardInterrupt` once it has cleaned up after Ctrl-C or SIGTERM.
 
-    A second signal ends the process at once; agents and broker end by themselves when it does.
+    A second signal ends the process at once; its agents and its broker then end by themselves.
     """
 
     async def main() -> T:
@@ -39,9 +39,7 @@ def _interrupts(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any], consol
         if main.cancelling():
             console.show_cursor()
             os._exit(130)
-        console.print(
-            "stopping: guests are destroyed, what was measured is kept; again to stop at once", style="yellow"
-        )
+        console.print("stopping: guests are destroyed, measured data is kept; repeat to stop at once", style="yellow")
         main.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):

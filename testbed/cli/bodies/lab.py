@@ -1,4 +1,4 @@
-"""`testbed lab`: the lab in a box."""
+"""`testbed lab`: creates, removes and shows a lab in a box."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def up(*, scenario: Path, as_json: bool) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with only_command():
         if any(node.has_hypervisor for node in spec.nodes):
-            build(progress=_say)  # the image that its guests boot; does nothing if the image exists
+            build(progress=_say)  # the image that guests boot; does nothing if the image exists
         if any(node.is_nested for node in spec.nodes):
             image.build(_say)
         _, made = bring_up(spec, path, _say)
@@ -44,7 +44,7 @@ def up(*, scenario: Path, as_json: bool) -> int:
         click.echo(json.dumps({**found.as_dict(), "made": made}, indent=2))
     else:
         _print(found)
-        what = f"{len(made)} parts made" if made else "everything was there"
+        what = f"{len(made)} parts created" if made else "all parts exist already"
         click.echo(f"lab {spec.lab} is up: {what}, {time.monotonic() - started_s:.1f} s")
     return _told(found)
 
@@ -90,7 +90,7 @@ def _say(line: str) -> None:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM is as Ctrl-C: what was made is removed on the way out."""
+    """Treat SIGTERM as Ctrl-C, so that new parts are removed on the way out."""
     raise KeyboardInterrupt
 
 
@@ -100,7 +100,7 @@ def _need_root(command: str) -> None:
 
 
 def _which(given: str | None) -> str | None:
-    """Return the name of the lab that is meant, None if there is none at all."""
+    """Return the name of the chosen lab, None if there is no lab at all."""
     known = known_labs()
     if given is None:
         if len(known) > 1:

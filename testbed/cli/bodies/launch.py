@@ -1,4 +1,4 @@
-"""Runs sessions in an event loop, with the signals and the display that a person expects."""
+"""Runs sessions in an event loop, with signal handlers and a display."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from testbed.study.report.terminal.text import print_comparison, print_run
 
 
 def run_path(out: Path, name: str) -> Path:
-    """Return a new name for a run directory: time and scenario, and a number if that is taken."""
+    """Return the path of a new run directory: time and scenario, and a number if this name is taken."""
     stem = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{name}"
     path = out / stem
     number = 2
@@ -60,7 +60,7 @@ def launch(
     results = []
     with contextlib.ExitStack() as stack:
         if not dry_run and can_load():
-            # Decisions do not wait for it, and a live run compiles nothing: that would take a core of a node's machine.
+            # Decisions do not wait for this thread. A live run compiles nothing: that would take a core of a node.
             loading = threading.Thread(target=use_compiled, name="machine code of policies")
             loading.start()
             stack.callback(loading.join)
@@ -101,14 +101,14 @@ def launch_served(scenario: Scenario, policy: Policy, out: Path, *, as_json: boo
                 result = run_interruptible(session, console)
         except KeyboardInterrupt:
             if path.exists():
-                console.print(f"interrupted; what was measured is in {path}", markup=False, soft_wrap=True)
+                console.print(f"interrupted; measured data is in {path}", markup=False, soft_wrap=True)
             raise
     _print(result, console, as_json=as_json)
     return result
 
 
 def launch_resumed(path: Path, *, as_json: bool) -> RunResult:
-    """Go on with a run whose controller was lost, and print its tables (or JSON); returns the result."""
+    """Resume a run whose controller was lost, and print its tables (or JSON); returns the result."""
     console = wide_console(stderr=as_json)
     if not path.is_dir():
         raise UserError(f"{path}: no such folder: expected a run directory")
@@ -124,7 +124,7 @@ def launch_resumed(path: Path, *, as_json: bool) -> RunResult:
         with display_for(console, f"{lost.scenario.name}  {lost.policy.name}") as display:
             result = run_interruptible(resume_session(lost, lock, live_lab, display), console)
     except KeyboardInterrupt:
-        console.print(f"interrupted; what was measured is in {path}", markup=False, soft_wrap=True)
+        console.print(f"interrupted; measured data is in {path}", markup=False, soft_wrap=True)
         raise
     finally:
         lock.release()
@@ -162,5 +162,5 @@ def _one(
             )
         except KeyboardInterrupt:
             if path.exists() and not dry_run:
-                console.print(f"interrupted; what was measured is in {path}", markup=False, soft_wrap=True)
+                console.print(f"interrupted; measured data is in {path}", markup=False, soft_wrap=True)
             raise

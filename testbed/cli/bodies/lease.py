@@ -34,13 +34,17 @@ def who(*, which: str | None, broker: str | None, as_json: bool) -> int:
         )
         return 0 if left_s > 0 else 1
     if lease is None:
-        click.echo(f"lab {lab}: nobody has driven it yet")
+        click.echo(f"lab {lab}: no controller has driven it yet")
     elif left_s > 0:
         held_s = time.time() - lease.since_unix_s
         click.echo(f"lab {lab}: {lease.holder}, for {held_s:.0f} s; ends in {left_s:.0f} s unless renewed")
     else:
-        how = f"was ended by {lease.released_by}" if lease.released_by else "let go" if lease.released else "ran out"
-        click.echo(f"lab {lab}: nobody; the lease of {lease.holder} {how}")
+        how = (
+            f"was ended by {lease.released_by}"
+            if lease.released_by
+            else ("was released" if lease.released else "expired")
+        )
+        click.echo(f"lab {lab}: no controller; the lease of {lease.holder} {how}")
     for name, status in found.nodes.items():
         state = "online" if status.online else f"offline: {status.reason}"
         click.echo(f"  {name}: {state}, guests: {', '.join(found.guests.get(name, ())) or '-'}")

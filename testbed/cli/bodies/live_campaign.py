@@ -1,4 +1,4 @@
-"""`testbed campaign` with a file of live runs."""
+"""`testbed campaign` for a campaign file of live runs."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def live_campaign(path: Path, out: Path | None, *, report_only: bool) -> int:
             left = work(campaign, cases, record, lambda text: click.echo(f"testbed: {text}", err=True))
         except KeyboardInterrupt:
             click.echo(
-                f"testbed: interrupted; what has ended is in {record.folder}: the same command goes on", err=True
+                f"testbed: interrupted; finished runs are in {record.folder}: the same command continues", err=True
             )
             raise
         for each in left:
-            click.echo(f"testbed: no budget to do it again: {each.key}", err=True)
+            click.echo(f"testbed: no budget left to repeat {each.key}", err=True)
     return _compare(campaign.compare, overheads, record)
 
 
 def _check(campaign: LiveCampaign, cases: list[Case]) -> None:
-    """Raise `UserError` for scenarios and policies that are none, before anything is run."""
+    """Raise `UserError` for invalid scenarios and policies, before anything is run."""
     for case in cases:
         scenario = load_scenario(case.scenario)
         for name in campaign.policies:
@@ -55,7 +55,7 @@ def _check(campaign: LiveCampaign, cases: list[Case]) -> None:
 
 
 def _overheads(table: CompareTable, path: Path) -> str | None:
-    """Return the model as `testbed compare` takes it; raise `UserError` for one that is none."""
+    """Return the overhead model in the form for `testbed compare`; raises `UserError` for an invalid model."""
     text = table.overheads
     if text is not None and (path.parent / text.partition("#")[0]).is_file():
         text = str(path.parent / text)
@@ -65,11 +65,11 @@ def _overheads(table: CompareTable, path: Path) -> str | None:
 
 
 def _power_words(table: CompareTable, repeats: int) -> str:
-    """Say how likely it is that so many repeats show what is expected."""
+    """Return a text with the statistical power of this number of repeats to show the expected result."""
     if table.error_frac is None or table.deviation_frac is None:
         return (
-            f"testbed: {repeats} repeats: the power is not known: [compare] has no error_frac and deviation_frac, "
-            f"as runs before told them; a verdict needs at least {LEAST_RUNS}"
+            f"testbed: {repeats} repeats: the power is not known: [compare] has no error_frac and deviation_frac "
+            f"from earlier runs; a verdict needs at least {LEAST_RUNS}"
         )
     distance = abs(table.goals[0] - table.error_frac)
     power = power_of(repeats, table.deviation_frac, distance)

@@ -71,7 +71,7 @@ def extra(*, name: str, path: Path) -> int:
 
 
 def _one(name: str, path: Path) -> tuple[Hosts, Host]:
-    """Return the machines of a file, or of standard input for -, and one of them."""
+    """Return the machines of a hosts file, or of standard input for `-`, and the machine with this name."""
     hosts = read_hosts(sys.stdin.read(), path) if path == Path("-") else load_hosts(path)
     (host,) = hosts.choose((name,))
     return hosts, host
@@ -98,7 +98,7 @@ def exec_check(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
         worst = max(worst, 1 if findings else 0)
         click.echo(f"{outcome.host.name}: {told['worst']}")
         for each in findings:
-            mend = f"; mend: {each['mend']}" if each["mend"] else ""
+            mend = f"; fix: {each['mend']}" if each["mend"] else ""
             text = printable(f"{each['check']}: {each['found']}{mend}")
             click.echo(f"  {each['severity']}: {text}")
 
@@ -113,7 +113,7 @@ def on_machines(
     path: Path, names: tuple[str, ...], act: Callable[[Shell], Any], *, as_json: bool,
     show: Callable[[Outcome[Any]], None] | None = None,
 ) -> int:  # fmt: skip
-    """Act on machines of a hosts file, on all if none is named, and print each result. Exit code 1 if one failed."""
+    """Act on the named machines of a hosts file, or on all, and print the results; return 1 if one failed, else 0."""
     return _everywhere(load_hosts(path), names, act, as_json=as_json, show=show)
 
 
@@ -121,7 +121,7 @@ def _everywhere(
     hosts: Hosts, names: tuple[str, ...], act: Callable[[Shell], Any], *, as_json: bool,
     show: Callable[[Outcome[Any]], None] | None = None,
 ) -> int:  # fmt: skip
-    """Act on the chosen machines, and print each result. Exit code 1 if one failed."""
+    """Act on the chosen machines, and print the results; return 1 if one failed, else 0."""
     chosen = hosts.choose(names)
     left = {host.name for host in chosen}
 

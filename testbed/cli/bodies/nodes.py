@@ -1,4 +1,4 @@
-"""`testbed nodes`."""
+"""`testbed nodes`: lists the nodes of a lab at a broker."""
 
 from __future__ import annotations
 

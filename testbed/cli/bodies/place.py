@@ -1,4 +1,4 @@
-"""`testbed place`: services that are placed once."""
+"""`testbed place`: static placement of services on nodes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _table(problem: StaticProblem, results: Sequence[Result]) -> str:
 
 
 def _placement(jobs: Sequence[Job], found: Result) -> str:
-    """Return a line for each task."""
+    """Return the placement as CSV, with one line per task."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("job_id", "task", "node"))

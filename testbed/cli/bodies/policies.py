@@ -1,4 +1,4 @@
-"""`testbed policies`: which policies there are, and how their names are made."""
+"""`testbed policies`: lists the scheduling policies and the grammar of their names."""
 
 from __future__ import annotations
 

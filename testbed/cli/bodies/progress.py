@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with the time left on a terminal, a line at intervals elsewhere."""
+"""Progress display of long work: on a terminal a bar with the time left, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """`what` is counted in plural; `line` prints above the bar."""
+    """Shows the progress of countable work; `what` names its units in plural. `line` prints above the bar."""
 
     def __init__(self, what: str, console: Console) -> None:
         self._what = what
@@ -50,11 +50,11 @@ class Progress:
             self._bar.stop()
 
     def line(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, done: int, total: int, left_s: float, note: str = "") -> None:
-        """Show where the work is."""
+        """Show the present progress."""
         text = f"{duration(left_s)} left" + (f", {note}" if note else "")
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=total, note=text)

@@ -1,4 +1,4 @@
-"""`testbed query`: SQL over run directories, and the Flux for a database that they were sent to."""
+"""`testbed query`: SQL over run directories, and Flux queries for a database with their points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`testbed qsub`, `testbed qstat` and `testbed qdel`: a served lab from its users' side."""
+"""`testbed qsub`, `testbed qstat` and `testbed qdel`: the user commands of a served lab."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def _only() -> str:
     """Return the lab that is served on this machine; raises an error if there is not exactly one."""
     labs = served_labs()
     if not labs:
-        raise RunError("no lab is served on this machine: `testbed serve` begins that")
+        raise RunError("no lab is served on this machine: start `testbed serve`")
     if len(labs) > 1:
         raise UserError(f"labs {', '.join(labs)} are served on this machine: expected --lab with one of them")
     return labs[0]
 
 
 def print_answer(lab: str, answer: Answer) -> None:
-    """Print an answer for a person."""
+    """Print an answer as text for people."""
     match answer:
         case Accepted():
             click.echo(answer.job)
@@ -79,7 +79,7 @@ def _print_queue(queue: Queue) -> None:
         table.add_column(name, justify="left" if name in ("user", "state", "program", "nodes") else "right")
     for job in queue.jobs:
         table.add_row(*map(printable, _cells(job)))
-    console.print(table, markup=False, highlight=False)  # words of nodes and users are no markup
+    console.print(table, markup=False, highlight=False)  # texts of nodes and users must not be read as markup
 
 
 def _cells(job: QueuedJob) -> list[str]:

@@ -1,4 +1,4 @@
-"""`testbed replay-decisions`."""
+"""`testbed replay-decisions`: recomputes the decisions of a run, and compares them with the recorded ones."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ def report(
     formats: tuple[str, ...], against: Path | None, simulate: bool, overheads: str | None,
 ) -> None:  # fmt: skip
     if len(runs) > 1 and (against is not None or simulate):
-        raise UserError("--against and --simulate are for one run: several runs are set side by side anyway")
+        raise UserError("--against and --simulate are for one run: several runs are compared with each other anyway")
     if overheads is not None and not simulate:
-        raise UserError("--overheads is of the simulation: expected --simulate with it")
+        raise UserError("--overheads applies to the simulation: expected --simulate, too")
     if no_html and (out is not None or folder is not None or against is not None or simulate):
         raise UserError("--no-html writes no page: expected it without --out, --figures, --against and --simulate")
     asked = out is not None or folder is not None or against is not None or simulate
@@ -69,7 +69,7 @@ def _summary(run: RunFacts) -> dict[str, object]:
 
 
 def _slots(run: RunFacts) -> Slots | None:
-    """Return the slots of a run under XGE, None for other runs, and for those in which no task was started."""
+    """Return the slots of a run under XGE; None for other runs, and for runs in which no task was started."""
     if partitions_of(run.policy, len(run.node_names)) is None:
         return None
     return slots_of(read_record(run.path).schedule)

@@ -1,4 +1,4 @@
-"""The page of `testbed report`: what needs the extra `report`."""
+"""The page of `testbed report`, which needs the packages of the extra `report`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.study.report.run.simulated import simulate_run
 
 
 def make_page(runs: Sequence[Path], against: Path | None, overheads: str | None, *, simulate: bool) -> Page:
-    """Return the page of a run, set against others if that is asked for, or of several runs side by side."""
+    """Return the page of one run, optionally compared with another run or a simulation, or of several runs."""
     materials = [load_run_data(path) for path in runs]
     if len(materials) > 1:
         return comparison_page(materials)
@@ -35,7 +35,7 @@ def _simulated(run: Path, overheads: str | None) -> Schedule:
 
 
 def write(page: Page, runs: Sequence[Path], out: Path | None, folder: Path | None, formats: Sequence[str]) -> None:
-    """Write the page of one run, or where `out` says, and every figure to `folder`."""
+    """Write the page to `out`, or for one run to its directory, and all figures to `folder`."""
     if out is not None or len(runs) == 1:
         path = runs[0] / "report.html" if out is None else out
         write_page(page, path)

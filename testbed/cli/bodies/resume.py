@@ -1,4 +1,4 @@
-"""`testbed resume`."""
+"""`testbed resume`: resumes a run whose controller was lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The effects of `testbed ca revoke` beyond the authority's folder, and its output."""
+"""Distribution of revocation lists by `testbed ca revoke`, and its output."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ANSIBLE = "ansible-playbook site.yml --tags certificates,broker,agent"
 
 
 def hand_out(authority: Authority, path: Path, party: Party, name: str) -> tuple[list[str], list[str]]:
-    """Give the lists to the broker's machine and to all other nodes of the file at `path`.
+    """Copy the revocation lists to the broker's machine and to all valid nodes of the hosts file at `path`.
 
-    A node that was revoked loses the connection that it has, unless an earlier call has ended it. Returns what was
-    reached and what failed, a line each. Raises `UserError`, before anything is sent, for a file of another lab.
+    The present connection of a revoked node is ended, unless an earlier call has ended it. Returns successes and
+    failures, one line each. Raises `UserError`, before anything is sent, for a file of another lab.
     """
     failed = list(_beyond_ssh(authority, party))
     if not path.exists():
@@ -49,7 +49,7 @@ def hand_out(authority: Authority, path: Path, party: Party, name: str) -> tuple
 
 
 def _beyond_ssh(authority: Authority, party: Party) -> Iterator[str]:
-    """Yield what no command of ours can bring where it must be: the list of brokers for controllers."""
+    """Yield lines about lists that this command cannot copy: the list of revoked brokers for controllers."""
     if party == "broker":
         for name in authority.let_in("controller"):
             path = authority.folder / "controllers" / name / "ca.crl"
@@ -57,7 +57,7 @@ def _beyond_ssh(authority: Authority, party: Party) -> Iterator[str]:
 
 
 def _to_head(authority: Authority, hosts: Hosts, head: Head, gone: str, reached: list[str], failed: list[str]) -> None:
-    """Give the broker its lists and rules; a node that is `gone` is parted from it in between."""
+    """Copy lists and rules to the broker; end the connection of the revoked node `gone`, if it is set."""
     folder = authority.folder / "broker"
 
     def rules(parted: str) -> dict[str, str]:
@@ -79,9 +79,9 @@ def _part(authority: Authority, broker: str, gone: str, reached: list[str], fail
     try:
         why_not = say_farewell(authority, broker, gone)
     finally:
-        authority.revoke("node", gone)  # the certificate by which that was done
+        authority.revoke("node", gone)  # the certificate that was used for this
     if why_not:
-        failed.append(f"the connection of {gone} goes on, but says and hears nothing: {why_not}")
+        failed.append(f"the connection of {gone} stays open, but cannot send or receive: {why_not}")
     else:
         authority.farewell_said(gone)
         reached.append(f"{gone}: its connection was ended")
@@ -106,10 +106,10 @@ def told(authority: Authority, who: str, done: Revoked, reached: Sequence[str], 
     if reached and not failed:
         return
     folder = authority.folder
-    yield "until they have the list, these go on letting it in:"
+    yield "until they have the list, these continue to admit it:"
     yield (
         f"  the broker: {folder}/broker/*.crl beside its certificate, the rules of `testbed ca broker-files {folder}`; "
         "then systemctl reload mosquitto"
     )
     yield f"  each other node: {folder}/nodes/NODE/*.crl beside its certificate; its agent reads them by itself"
-    yield f"by this command with --hosts, or, with {who} taken out of the inventory: {_ANSIBLE}"
+    yield f"copy it by this command with --hosts, or remove {who} from the inventory and run: {_ANSIBLE}"

@@ -1,4 +1,4 @@
-"""`testbed run`."""
+"""`testbed run`: replays a scenario live, or in a dry run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run(
     chosen: Scenario = override(load_scenario(path), policies=policies, trace=trace, time_scale=time_scale, seed=seed)
     parsed: Sequence[Policy] = [parse(name, chosen.period_s) for name in chosen.policy]
     jobs: Sequence[Job] = load_jobs(chosen, path)
-    find_recorders(chosen.recorders)  # a wrong name is reported now
-    if dry_run:  # a dry run measures nothing worth keeping
+    find_recorders(chosen.recorders)  # reports a wrong name before the run
+    if dry_run:  # figures of a dry run are no measurements
         chosen = chosen.model_copy(update={"recorders": ()})
     results: Sequence[RunResult] = launch(chosen, [*parsed] * repeats, jobs, out, dry_run=dry_run, as_json=as_json)
     return 0 if all(result.summary["done"] == result.summary["jobs"] for result in results) else 1

@@ -1,4 +1,4 @@
-"""`testbed scenarios`: packaged scenarios, and the reference of scenario files."""
+"""`testbed scenarios`: lists and copies packaged scenarios, and prints the reference of scenario files."""
 
 from __future__ import annotations
 

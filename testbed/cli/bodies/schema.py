@@ -1,4 +1,4 @@
-"""`testbed schema`: what a run measures."""
+"""`testbed schema`: prints the schema of a run's measurements."""
 
 from __future__ import annotations
 

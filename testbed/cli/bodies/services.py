@@ -29,7 +29,7 @@ def up(*, names: tuple[str, ...], ports: tuple[str, ...], images: tuple[str, ...
 
     with containers.engine() as client:
         made = containers.up(client, [known[name] for name in chosen if name != "grafana"], say)
-        if "grafana" in chosen:  # after the database, which makes its token
+        if "grafana" in chosen:  # after the database, which creates the token for it
             (database,) = containers.status(client, ["influxdb"])
             known = catalogue.services(keys, *own, influx_reader=_reader(database, keys.influx_token))
             made += containers.up(client, [known["grafana"]], say)
@@ -45,7 +45,7 @@ def down(*, names: tuple[str, ...], volumes: bool, as_json: bool) -> int:
     with containers.engine() as client:
         gone = containers.down(client, chosen, volumes=volumes, say=lambda line: click.echo(line, err=True))
     if volumes and not names:
-        keys_file().unlink(missing_ok=True)  # they are those of the data
+        keys_file().unlink(missing_ok=True)  # the keys belong to the deleted data
     click.echo(json.dumps({"removed": gone}) if as_json else f"removed: {', '.join(gone) or 'nothing, as none was up'}")
     return 0
 
@@ -75,7 +75,7 @@ def env() -> int:
 
 
 def _reader(database: ServiceStatus, token: str) -> str:
-    """Return the token by which Grafana reads measurements; it can do nothing else."""
+    """Return the read-only token with which Grafana reads measurements."""
     if database.state != "running":
         raise UserError("grafana: it reads InfluxDB, which is not up: testbed services up influxdb grafana")
     return read_token(f"http://{database.address}", token, DEFAULT_ORG, DEFAULT_BUCKET)

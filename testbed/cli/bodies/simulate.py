@@ -1,4 +1,4 @@
-"""`testbed simulate`: a trace in virtual time under one or more policies."""
+"""`testbed simulate`: simulates a trace in virtual time under one or more policies."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _check(nodes: int, period_s: float, tau_s: float, node_memory_gb: float | No
 
 
 def _compiling(wanted: bool | None, policy: Named, alike: int) -> Compiling:
-    """Return when to compile for `policy`, with as many others to come, and say so where it is at once."""
+    """Return when to compile kernels for `policy`, with `alike` more policies to come; announce it if at once."""
     if wanted and not can_compile():
         raise UserError("--compile: numba is not installed: pip install 'dfrs-testbed[simulate]'")
     if wanted and must_compile(policy.loop):
@@ -140,7 +140,7 @@ def _files(jobs_out: Path | None, policies: list[Named]) -> dict[str, str]:
 
 
 def safe_name(policy: str) -> str:
-    """Return a policy's name for a file: `GreedyPM */per/OPT=MIN` becomes `GreedyPM+-per-OPT=MIN`."""
+    """Return a policy's name as a file name: `GreedyPM */per/OPT=MIN` becomes `GreedyPM+-per-OPT=MIN`."""
     plain = policy.replace(" *", "+").strip("/")
     return "".join(char if char.isalnum() or char in "+=._-" else "-" for char in plain)
 

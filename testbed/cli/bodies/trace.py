@@ -1,4 +1,4 @@
-"""`testbed trace`: inspect traces, cut, change and convert them, make them."""
+"""`testbed trace`: inspects, cuts, changes, converts and generates traces."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def marc(
 
 
 def _segment(jobs: str | None, window: str | None, week: int | None, weeks: Path | None) -> Segment | None:
-    """Return the one segment that was asked for, None for all weeks."""
+    """Return the requested segment, None for all weeks."""
     match jobs, window, week, weeks:
         case str(text), None, None, None:
             return JobRange(*_pair("--jobs", text, "FIRST:COUNT", int))
@@ -159,7 +159,7 @@ def _pair(option: str, text: str, form: str, convert: Callable[[str], _Value]) -
 
 
 def _table(figures: dict[str, object]) -> str:
-    """Return one line per figure: its name, and its value with four significant decimals where it has any."""
+    """Return one line per figure, with its name and its value; decimals have four significant digits."""
     width = max(map(len, figures))
     return "\n".join(f"{name:<{width}}  {_show(value)}" for name, value in figures.items() if value is not None)
 

@@ -1,4 +1,4 @@
-"""`testbed validate`: all errors of a scenario file."""
+"""`testbed validate`: prints all errors of a scenario file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`testbed why`: what happened to one job of a run, and why."""
+"""`testbed why`: the history of one job of a run, with the reason of each event."""
 
 from __future__ import annotations
 

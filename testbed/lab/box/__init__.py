@@ -1,1 +1,1 @@
-"""The lab in a box: several independent physical nodes on one machine."""
+"""The lab in a box: nodes on one machine, each with its own network and capacity, as if on separate machines."""

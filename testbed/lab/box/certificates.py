@@ -1,4 +1,4 @@
-"""Certificates of a lab in a box: its nodes' hypervisors authenticate each other with them for live migrations."""
+"""Certificates of a lab in a box, by which the hypervisors of its nodes authenticate each other in live migrations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RENEW_BEFORE_DAYS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """The authority of a lab, with keys of its own, and the certificates that it issued to nodes."""
+    """The certificate authority of a lab in a box, and the certificates that it has issued to nodes."""
 
     spec: BoxSpec
 
@@ -51,7 +51,7 @@ class Certificates:
         )
 
     def make(self) -> None:
-        """See `Part.make`. A running daemon reads new ones after a restart."""
+        """See `Part.make`. A running daemon reads new certificates only after a restart."""
         authority = _authority(self._folder, self.spec.lab)
         for node in self._nodes:
             held, _ = authority.issue("node", node.name, hosts=[node.host], renew_before_days=_RENEW_BEFORE_DAYS)

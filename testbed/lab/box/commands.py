@@ -1,4 +1,4 @@
-"""Programs of the system, run with a deadline and an error that has their message."""
+"""Runs programs of the system with a deadline; a failure has the program's last error message."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from testbed.errors import RunError, UserError
 
 _PLACES = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
-HANG_S = 120.0  # a guard for calls that should take moments: guests may have both cores meanwhile
+HANG_S = 120.0  # only against hanging of short calls: guests may occupy both cores meanwhile
 
 
 class CommandError(RunError):
-    """A program failed; `said` is the last line it wrote to standard error."""
+    """A program failed; `said` is its last line on standard error."""
 
     def __init__(self, argv: Sequence[str], ending: str, said: str) -> None:
         self.argv = tuple(argv)
@@ -23,7 +23,7 @@ class CommandError(RunError):
 
 
 def program(name: str) -> str:
-    """Return the path of a program, also from root's folders; raises `UserError` if it is not installed."""
+    """Return the path of a program, also from folders such as /usr/sbin; raises `UserError` if it is not installed."""
     found = shutil.which(name) or shutil.which(name, path=_PLACES)
     if found is None:
         raise UserError(f"{name}: no such program; the lab in a box needs it")

@@ -1,9 +1,9 @@
 """The control group of a lab's own processes: broker, libvirtds, their agents, and a controller on this machine.
 
-A node's partition has 64 times the weight of an ordinary process, so that foreign load takes little of the node. With
-an ordinary weight, the lab's own processes would hardly run while all guests are busy: a command would wait for the
-end of the nodes' quotas, up to 0.1 s. This group has the greatest weight that the kernel allows. Its processes need
-little CPU time, so the guests lose little.
+A node's partition has 64 times the weight of an ordinary process, so that foreign load takes little CPU time from the
+node. With an ordinary weight, the lab's own processes would hardly run while all guests are busy: a command would wait
+until the nodes' quotas are used up, for up to 0.1 s. Therefore this group has the greatest weight that the kernel
+allows. Its processes need little CPU time, so the guests lose little.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from testbed.lab.box.processes import wait_until
 from testbed.lab.box.spec import prefix
 
 SUFFIX = ".control"
-_SHARES, _WEIGHT = 262_144, 10_000  # the greatest of version 1 and of version 2
+_SHARES, _WEIGHT = 262_144, 10_000  # the greatest values of control groups v1 and v2
 _EMPTY_WITHIN_S = 5.0
 _PROCESSES = "cgroup.procs"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """See `Part`."""
+    """The control group as a `Part` of a lab."""
 
     lab: str
 
@@ -57,15 +57,15 @@ class ControlGroup:
 
 
 def within(lab: str) -> list[str]:
-    """Return a prefix for a command line, so that the command runs in the lab's control group."""
+    """Return a prefix for a command line that runs the command in the lab's control group."""
     return [program("sh"), "-c", 'echo $$ > "$1" && shift && exec "$@"', "sh", str(_folder(lab) / _PROCESSES)]
 
 
 @contextlib.contextmanager
 def joined(lab: str) -> Iterator[None]:
-    """Move this process to the lab's control group, and back at the end.
+    """Move this process to the lab's control group for the block.
 
-    Without the permission, as an ordinary user, the process stays in its group.
+    If the user has no permission for that, the process stays in its group.
     """
     left = _own_folder()
     with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def control_groups() -> list[str]:
 
 
 def remove_control_group(name: str) -> list[str]:
-    """Remove a control group if it exists; processes in it, such as a controller, continue outside of it.
+    """Remove a control group if it exists; its processes, such as a controller, continue in the root group.
 
     Raises `RunError`.
     """
@@ -94,7 +94,7 @@ def remove_control_group(name: str) -> list[str]:
     def removed() -> bool:
         with contextlib.suppress(FileNotFoundError):
             for pid in (folder / _PROCESSES).read_text(encoding="ascii").split():
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the process has ended
                     _join(_root(), int(pid))
         return remove_folders(folder)
 

@@ -1,4 +1,4 @@
-"""Takes a lab down: every part is tried, then all resources with the lab's names, recorded or not."""
+"""Removes a lab: all recorded parts, then all resources with the lab's names, recorded or not."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from testbed.lab.box.xen.dom0 import Dom0
 
 
 def remove_lab(lab: str, say: Callable[[str], None]) -> Removal:
-    """Remove a lab that is complete, incomplete or unrecorded; does nothing if there is none."""
+    """Remove a lab, whether it is complete, incomplete or unrecorded; do nothing if there is none."""
     known = _known(lab, say)
     outcome = Removal()
     if known is not None:
         journal = Journal(known)
-        with contextlib.suppress(OSError):  # a full disk must not keep a lab alive
+        with contextlib.suppress(OSError):  # a full disk must not prevent the removal
             journal.phase("ending")
         outcome = remove_in_order(layers_of(known.spec, journal), say)
     rest = remove_in_order(leftovers(lab), say)
     with contextlib.suppress(OSError):
         STORE_ROOT.rmdir()
-    # A failed part counts only if the sweep did not remove it either.
+    # Failed parts are reported only if the sweep has left something.
     failures = [*rest.failures, *(outcome.failures if leftovers(lab) else [])]
     return Removal([*outcome.removed, *rest.removed], failures)
 
@@ -50,5 +50,5 @@ def _known(lab: str, say: Callable[[str], None]) -> BoxState | None:
     try:
         return find(lab)
     except TestbedError as error:
-        say(f"{error}; going by names")
+        say(f"{error}; finding its parts by their names")
         return None

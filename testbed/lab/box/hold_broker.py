@@ -1,4 +1,4 @@
-"""Holds the broker of a lab until SIGTERM: `python -m testbed.lab.box.hold_broker`; `testbed lab up` starts it."""
+"""Runs the broker of a lab until SIGTERM: `python -m testbed.lab.box.hold_broker`, started by `testbed lab up`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _hold(kind: Preference, port: int, state_dir: Path, url_file: Path) ->
 
 
 def main() -> None:
-    """Serve; the address, which may hold a password, goes to a file that only its owner reads."""
+    """Run the command line; the URL, which may contain a password, is written to a file for its owner only."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=("auto", "embedded", "mosquitto"), default="auto")
     parser.add_argument("--port", type=int, required=True)

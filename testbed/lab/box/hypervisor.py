@@ -1,4 +1,4 @@
-"""The libvirtd of a node: private files, an identity of its own, and a port on the node's network for migrations."""
+"""The libvirtd of a node, with private files, a host UUID of its own, and a listener for migrations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.state import Journal
 from testbed.lab.secure.hypervisor import libvirtd_settings, qemu_settings
 
-_PID_FILE = ("--pid-file", "/run/libvirt/libvirtd.pid")  # the default path may be another daemon's
+_PID_FILE = ("--pid-file", "/run/libvirt/libvirtd.pid")  # another daemon may use the default path
 _SOCKET_WITHIN_S = HANG_S
-_ANSWER_WITHIN_S = HANG_S  # it probes every emulator before its first answer
+_ANSWER_WITHIN_S = HANG_S  # the daemon probes every emulator before its first reply
 _CALL_WITHIN_S = HANG_S
-_SILENT_AFTER_S = 30.0  # then it counts as not answering
-_HOSTS = uuid.UUID("b0a1c5e2-6d1f-5c3a-9f0e-2d7c4b8e9a11")  # space of the names of this project's nodes
+_SILENT_AFTER_S = 30.0  # then the daemon counts as not answering
+_HOSTS = uuid.UUID("b0a1c5e2-6d1f-5c3a-9f0e-2d7c4b8e9a11")  # UUID namespace of this project's nodes
 
 
 def daemon_settings(node: NodeSpec, others: Sequence[str]) -> dict[str, object]:
@@ -34,7 +34,7 @@ def daemon_settings(node: NodeSpec, others: Sequence[str]) -> dict[str, object]:
         "auth_unix_ro": "none",
         "unix_sock_rw_perms": "0700",
         **libvirtd_settings(node.transport, node.host, others),  # reachable only from this lab's network
-        "max_client_requests": 64,  # an agent has that many concurrent calls; with less its keepalive is answered late
+        "max_client_requests": 64,  # the agent's concurrent calls; a lower limit delays replies to its keepalive
         "log_outputs": "3:file:/var/log/libvirt/libvirtd.log",
     }
 
@@ -42,13 +42,13 @@ def daemon_settings(node: NodeSpec, others: Sequence[str]) -> dict[str, object]:
 def driver_settings(node: NodeSpec) -> dict[str, object]:
     """Return the content of a node's qemu.conf."""
     return {
-        "user": "root",  # another user may have no access to /dev/kvm: every call would probe the emulator again
+        "user": "root",  # without access to /dev/kvm libvirtd would probe the emulator again at every call
         "group": "root",
         "dynamic_ownership": 0,
         "remember_owner": 0,
         "security_driver": "none",
         "namespaces": [],
-        "stdio_handler": "file",  # no virtlogd to manage
+        "stdio_handler": "file",  # so that no virtlogd is needed
         "cgroup_controllers": ["cpu", "cpuacct", "cpuset"],
         **qemu_settings(node.transport, node.host),
     }
@@ -59,7 +59,7 @@ def _text(settings: dict[str, object]) -> str:
 
 
 def cap_cores(node: NodeSpec, domain: str) -> float | None:
-    """Return the cap of one vCPU of a domain in cores, as its libvirtd reads it back; None is no cap."""
+    """Return the cap of one vCPU of a domain in cores, as read back by its libvirtd; None is no cap."""
     printed = run("virsh", "-c", node.libvirt_uri, "schedinfo", domain, timeout_s=_CALL_WITHIN_S)
     values = dict(line.replace(" ", "").split(":", 1) for line in printed.splitlines() if ":" in line)
     quota_us, period_us = int(values.get("vcpu_quota", "-1")), int(values.get("vcpu_period", "100000"))
@@ -74,7 +74,7 @@ def domains(node: NodeSpec) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Libvirtd(ProcessPart):
-    """The daemon of one node."""
+    """The libvirtd of one node."""
 
     grace_s = 8.0
     node: NodeSpec
@@ -91,7 +91,7 @@ class Libvirtd(ProcessPart):
         return [node.name for node in nodes if node.has_libvirtd and node.name != self.node.name]
 
     def answers(self, timeout_s: float = _SILENT_AFTER_S) -> bool:
-        """Whether it answers requests."""
+        """Whether the daemon answers requests."""
         try:
             run("virsh", "-c", self.node.libvirt_uri, "version", timeout_s=timeout_s)
         except CommandError:
@@ -103,7 +103,7 @@ class Libvirtd(ProcessPart):
         return is_on_network(self.process, self.node) and self._is_told() and self.answers()
 
     def _files(self) -> dict[Path, str]:
-        """Return its intended settings, by file."""
+        """Return the content of the daemon's configuration files, by path."""
         folder = self.node.run_dir / "etc"
         return {
             folder / "libvirtd.conf": _text(daemon_settings(self.node, self._others)),
@@ -111,17 +111,17 @@ class Libvirtd(ProcessPart):
         }
 
     def _is_told(self) -> bool:
-        """Whether its files have the intended settings: an earlier release may have left its listener open to all."""
+        """Whether the files have the intended settings; the listener of an earlier release may be open to all."""
         try:
             return all(path.read_text(encoding="utf-8") == text for path, text in self._files().items())
         except OSError:
             return False
 
     def make(self) -> None:
-        """See `Part.make`. Guests outlive their daemon: a new one finds them by its private files."""
+        """See `Part.make`. Guests outlive their daemon: a new daemon finds them by its private files."""
         node = self.node
-        # A daemon that did not answer or was not recorded. Its pid file and port stay in use until its last thread,
-        # which may wait for the disk, has ended; that thread may have no environment any more.
+        # End a daemon that did not answer or was not recorded. Its pid file and port stay in use until its last thread
+        # has ended, which may wait for the disk, and may have no environment any more.
         end([*filter(None, [self.process]), *marked(node.lab, node.name, "libvirtd")], self.grace_s)
         for path, text in self._files().items():
             path.write_text(text, encoding="utf-8")
@@ -138,7 +138,7 @@ class Libvirtd(ProcessPart):
         run("virsh", "-c", node.libvirt_uri, "version", timeout_s=_ANSWER_WITHIN_S)
 
     def remove(self) -> list[str]:
-        """See `Part.remove`: destroys the domains first."""
+        """See `Part.remove`; the domains are destroyed first."""
         process = self.process
         if process is None or not alive(process):
             return []
@@ -155,6 +155,6 @@ class Libvirtd(ProcessPart):
             except TestbedError as error:
                 failures.append(str(error))
         end([process], self.grace_s)
-        if failures:  # their emulators end with the node's namespaces
+        if failures:  # the emulators of these domains end with the node's namespaces
             raise RunError(f"{self.name} ended; {'; '.join(failures)}")
         return [*removed, self.name]

@@ -1,10 +1,13 @@
-"""The mount and UTS namespace of a node, which make the node look like a separate machine to libvirt.
+"""The mount and UTS namespaces of a node, which make the node look like a separate machine to libvirt.
 
-A sleeping process keeps them alive; others enter through that process. libvirt's folders and the certificates of the
-hypervisor are the node's own there. /sys is the network namespace's, with the control groups still visible. The
-machine's D-Bus and systemd are hidden, so that libvirt makes the guests' control groups itself, inside the partition,
-and no reload of systemd resets their quotas. libvirt's state of running guests is in memory, as /run is on most
-machines. It is synchronised at each change, which on a disk would wait for images that are being saved.
+A sleeping process keeps the namespaces alive; other processes enter them by its /proc files. In the mount namespace:
+
+* libvirt's folders and the certificates of the hypervisor are the node's own.
+* /sys shows the node's network namespace, and also the control groups.
+* The machine's D-Bus and systemd are hidden, so that libvirt itself creates the guests' control groups inside the
+  partition, and no reload of systemd resets their quotas.
+* libvirt's state of running guests is on a tmpfs, as /run is on most machines. libvirt syncs that state at each change,
+  which on a disk would wait for images that are being saved.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ _FURNISHED_WITHIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class NodeNamespaces:
-    """The namespaces of one node, and the process that keeps them."""
+    """The namespaces of one node, and the process that keeps them alive."""
 
     node: NodeSpec
     journal: Journal
@@ -80,7 +83,7 @@ class NodeNamespaces:
                 *(
                     program("nsenter"),
                     f"--net=/run/netns/{node.full_name}",
-                ),  # first: /sys shows the network of its mounter
+                ),  # first, as a mounted /sys shows the network namespace of the mounting process
                 *(program("unshare"), "--mount", "--uts", "--propagation", "private"),
                 *(program("sh"), "-euc", _FURNISH, "sh", node.full_name, str(node.run_dir), str(node.store_dir)),
             ],
@@ -91,10 +94,10 @@ class NodeNamespaces:
         if not wait_until(lambda: self._furnished.exists() or not alive(process), _FURNISHED_WITHIN_S):
             raise RunError(f"{self.name}: not ready after {_FURNISHED_WITHIN_S:g} s{last_line(log)}")
         if not alive(process):
-            raise RunError(f"{self.name}: its keeper ended{last_line(log)}")
+            raise RunError(f"{self.name}: the process that keeps them ended{last_line(log)}")
 
     def remove(self) -> list[str]:
-        """See `Part.remove`: all processes that still run in the node end with it."""
+        """See `Part.remove`; all processes that still run in the namespaces are killed."""
         killed = kill_all(lambda: with_housemates(marked(self.node.lab, self.node.name)))
         return [f"{self.name} ({killed} {'process' if killed == 1 else 'processes'})"] if killed else []
 
@@ -104,7 +107,7 @@ class NodeNamespaces:
 
 
 def is_on_network(process: ProcessId | None, node: NodeSpec) -> bool:
-    """Whether a process runs in the network namespace that has the node's name now, not in an earlier one."""
+    """Whether a process runs in the network namespace that currently has the node's name, not in an earlier one."""
     if process is None or not alive(process):
         return False
     try:
@@ -115,10 +118,13 @@ def is_on_network(process: ProcessId | None, node: NodeSpec) -> bool:
 
 
 def enter(node: NodeSpec, journal: Journal, *, network: bool) -> list[str]:
-    """Return the command line that runs the rest of it within a node; on the machine's network unless `network`."""
+    """Return a prefix for a command line that runs the command within a node.
+
+    The command uses the node's network namespace with `network`, else that of the machine.
+    """
     keeper = journal.process(f"namespaces {node.full_name}")
     if keeper is None or not alive(keeper):
-        raise RunError(f"node {node.name}: its namespaces are gone; nothing can be started in it")
+        raise RunError(f"node {node.name}: its namespaces are gone; no process can be started in it")
     own = f"/proc/{keeper.pid}/ns"
     return [
         *(program("nsenter"), f"--mount={own}/mnt", f"--uts={own}/uts"),

@@ -1,6 +1,6 @@
-"""The network of a lab: one bridge per node, each in a network namespace of its own, joined by a fabric.
+"""The network of a lab: one bridge per node, in a network namespace of its own, connected by a fabric bridge.
 
-Only the named namespaces are visible outside: interfaces are created inside their namespaces.
+Outside, only the named namespaces are visible: interfaces are created inside their namespaces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def namespaces() -> list[str]:
 
 
 def remove_namespace(name: str) -> list[str]:
-    """Remove a network namespace with all interfaces in it, if it exists."""
+    """Remove a network namespace with all its interfaces, if it exists."""
     if name not in namespaces():
         return []
     run("ip", "netns", "delete", name)
@@ -43,23 +43,23 @@ def _is_up(links: dict[str, dict[str, Any]], name: str) -> bool:
 
 
 def hardware_address(node: NodeSpec, *, inside: bool = False) -> str:
-    """Return a fixed hardware address for a node's bridge; `inside` is that of the bridge in a nested node.
+    """Return a fixed hardware address for a node's bridge; with `inside` for the bridge in a nested node.
 
-    By default it is the lowest address of its ports, which changes with guests and when a node is made again. The other
-    nodes would then send to the old address for a minute.
+    The kernel's default is the lowest address of the bridge's ports, which changes with guests and when a node is
+    re-created. The other nodes would then send to the old address for a minute.
     """
     first = 0x06 if inside else 0x02
     return ":".join(f"{byte:02x}" for byte in (first, 0xDF, *ipaddress.IPv4Address(node.host).packed))
 
 
 def is_port(namespace: str, name: str) -> bool:
-    """Whether an interface is up, and a port of the bridge in a namespace; raises `CommandError` without that."""
+    """Whether an interface is up and a port of a namespace's bridge; raises `CommandError` without the namespace."""
     links = _show(namespace)
     return _is_up(links, name) and links[name].get("master") == BRIDGE
 
 
 def _make_bridge(namespace: str, *settings: str) -> None:
-    # An incomplete namespace is made again: its interfaces vanish with it, and so do their peers.
+    # An incomplete namespace is re-created: its interfaces are removed with it, and so are their peers.
     remove_namespace(namespace)
     run("ip", "netns", "add", namespace)
     run("ip", "-n", namespace, "link", "set", "lo", "up")
@@ -69,7 +69,7 @@ def _make_bridge(namespace: str, *settings: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """The namespace with the bridge that joins the nodes."""
+    """The namespace with the bridge that connects the nodes."""
 
     spec: BoxSpec
 
@@ -131,8 +131,8 @@ class NodeNetwork:
             run("ip", "-n", own, "address", "flush", "dev", BRIDGE)
         else:
             _make_bridge(own, "address", hardware_address(self.node))
-            self._drop_link()  # of an earlier namespace that a process keeps alive
-        if not self.node.is_nested:  # a nested node is a whole VM and configures its address itself
+            self._drop_link()  # the link of an earlier namespace that a process keeps alive
+        if not self.node.is_nested:  # a nested node is a virtual machine, which configures its address itself
             run("ip", "-n", own, "address", "add", self.node.address, "dev", BRIDGE)
         run(
             *("ip", "link", "add", _UPLINK, "netns", own, "type", "veth"),
@@ -149,7 +149,7 @@ class NodeNetwork:
     def _drop_link(self) -> None:
         for namespace, link in self._ends:
             if link in _show(namespace):
-                run("ip", "-n", namespace, "link", "delete", link)  # and with it the other end
+                run("ip", "-n", namespace, "link", "delete", link)  # also deletes the other end
 
     def _limit(self, namespace: str, link: str) -> None:
         if self.spec.link_mbit_per_s is None:
@@ -169,8 +169,8 @@ class NodeNetwork:
 
 
 def _is_whole_namespace(name: str) -> bool:
-    """Whether a node's namespace can be kept: its processes would stay behind in the old one."""
+    """Whether a node's namespace works and can be kept; processes would stay in the old one if it were replaced."""
     try:
         return name in namespaces() and _is_up(_show(name), BRIDGE)
-    except CommandError:  # a name whose namespace was never mounted: its maker was killed
+    except CommandError:  # a name whose namespace was never mounted, as the command that created it was killed
         return False

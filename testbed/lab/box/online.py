@@ -1,4 +1,4 @@
-"""The agents of a lab that are online, queried from its broker."""
+"""Queries a lab's broker for the agents that are online."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _LOOK_EVERY_S = 0.2
 async def agents_online(
     url: str, lab: str, nodes: Collection[str], timeout_s: float, go_on: Callable[[], bool] = lambda: True
 ) -> dict[str, NodeStatus]:
-    """Return the online agents by node: when all of `nodes` are, after `timeout_s`, or when `go_on` is false.
+    """Return the status of online agents by node, once all `nodes` are online.
 
-    Raises `BusError` when the broker does not answer.
+    The wait ends earlier after `timeout_s`, or when `go_on` returns false. Raises `BusError` when the broker does not
+    answer.
     """
     found: dict[str, NodeStatus] = {}
     complete = asyncio.Event()

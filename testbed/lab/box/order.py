@@ -1,4 +1,4 @@
-"""The order in which parts are made and removed, independent of their kinds."""
+"""Creates and removes the parts of a lab in the order of their layers, whatever their kinds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _AT_ONCE = 8
 
 
 class PartsBook(Protocol):
-    """Record of intent and effect; `state.Journal` is one."""
+    """Record of the parts to be created and of the created parts, such as `state.Journal`."""
 
     def intend(self, part: str) -> None:
-        """Record that a part is about to be made."""
+        """Record that a part is about to be created."""
 
     def made(self, part: str) -> None:
-        """Record that it exists."""
+        """Record that a part exists."""
 
 
 @dataclass(slots=True)
@@ -33,11 +33,11 @@ class Removal:
 
 
 def make_in_order(layers: Sequence[Sequence[Part]], book: PartsBook, say: Callable[[str], None]) -> list[str]:
-    """Make every missing part, and return their names; the first failure of a layer ends it."""
+    """Create every missing part, and return their names; after a failure in a layer, later layers are not created."""
 
     def one(part: Part) -> str | None:
         if is_there(part):
-            book.made(part.name)  # its maker may have been killed before it recorded this
+            book.made(part.name)  # an earlier command may have been killed before it recorded the part
             return None
         book.intend(part.name)
         started_s = time.monotonic()
@@ -54,7 +54,7 @@ def make_in_order(layers: Sequence[Sequence[Part]], book: PartsBook, say: Callab
 
 
 def remove_in_order(layers: Sequence[Sequence[Part]], say: Callable[[str], None]) -> Removal:
-    """Remove every part, the last layer first; a part that fails does not stop the next."""
+    """Remove every part, the last layer first; a failed removal does not stop the others."""
 
     def one(part: Part) -> tuple[list[str], str | None]:
         try:

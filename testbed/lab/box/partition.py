@@ -1,4 +1,4 @@
-"""A node's capacity: the control group of all its guests, on version 1, version 2, or both side by side."""
+"""The capacity of a node: the control group of all its guests, in cgroup v1, v2, or the hybrid of both."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from testbed.lab.box.spec import BoxSpec, NodeSpec
 SUFFIX = ".partition"  # libvirt adds it to the name of a partition
 _CONTROLLERS = ("cpu", "cpuacct", "cpuset")
 _PERIOD_US = 100_000
-# Relative to 1024 of everything outside the lab: foreign load takes little of a node under measurement. The quota
-# bounds the time that this can take from others.
+# Relative to a weight of 1024 of processes outside the lab, so that foreign load takes little CPU time from a node
+# under measurement. The node's quota bounds the CPU time that it can take from those processes.
 _SHARES = 65_536
-# A nested hypervisor has no quota: it would count throttled time as time used by its guests. Without a quota, the
-# weight must leave some time to the broker and the controller.
+# A nested hypervisor has no quota, because it would count throttled time as CPU time of its guests. Without a quota,
+# the weight must leave some CPU time to the broker and the controller.
 _NESTED_SHARES = 8_192
 _WEIGHT_OF_SHARES = 100 / 1024  # the defaults of version 2 and of version 1
 _EMPTY_WITHIN_S = 5.0
@@ -28,7 +28,7 @@ _EMPTY_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Hierarchies:
-    """Mount points of control groups: version 1 by controller, and version 2 if mounted."""
+    """Mount points of the control group hierarchies: v1 by controller, and v2 if it is mounted."""
 
     v1: Mapping[str, Path]
     v2: Path | None
@@ -42,12 +42,12 @@ class Hierarchies:
 
     @property
     def roots(self) -> list[Path]:
-        """All mount points that a partition needs a folder in."""
+        """All mount points in which a partition needs a folder."""
         return list(dict.fromkeys([*self.v1.values(), *([self.v2] if self.v2 is not None else [])]))
 
 
 def hierarchies(mountinfo: str) -> Hierarchies:
-    """Read them from the text of /proc/self/mountinfo; raises `UserError` if none of them controls CPU time."""
+    """Parse the hierarchies in the text of /proc/self/mountinfo; raises `UserError` if none controls CPU time."""
     v1: dict[str, Path] = {}
     v2 = None
     for line in mountinfo.splitlines():
@@ -88,7 +88,7 @@ class Partition:
 
     @property
     def quota_us(self) -> int | None:
-        """CPU time per period of 0.1 s; None is no limit."""
+        """CPU time per period of 0.1 s, in microseconds; None is no limit."""
         return (
             None if self.node.is_nested else round(self.node.cpus * (1 + self.spec.emulator_headroom_frac) * _PERIOD_US)
         )
@@ -129,16 +129,16 @@ class Partition:
 
 
 def have_values(settings: Mapping[Path, str]) -> bool:
-    """Whether each file has its value."""
+    """Whether each file exists and has its value."""
     return all(path.is_file() and _text(path) == value for path, value in settings.items())
 
 
 def make_group(
     part: str, groups: Hierarchies, folders: Iterable[Path], settings: Mapping[Path, str], parent_of: str = ""
 ) -> None:
-    """Make the folders of a control group and write its settings; raises `RunError`, which names the part.
+    """Create the folders of a control group and write its settings; raises `RunError` with the name of the part.
 
-    On version 2, the groups within `parent_of` get controllers, too, if it is given.
+    In cgroup v2 the controllers are also enabled for the groups within the group `parent_of`, if it is given.
     """
     try:
         for folder in folders:
@@ -152,11 +152,11 @@ def make_group(
     except OSError as error:
         raise RunError(f"{part}: {error.filename or ''}: {error.strerror}") from error
     if not have_values(settings):
-        raise RunError(f"{part}: the kernel did not take its settings")
+        raise RunError(f"{part}: the kernel did not accept its settings")
 
 
 def join_partition(node: str, pid: int) -> None:
-    """Put a process into the partition of a node, by the node's full name; raises `OSError` if there is none."""
+    """Move a process to the partition of a node, given by its full name; raises `OSError` if there is none."""
     for root in here().roots:
         (root / (node + SUFFIX) / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
@@ -180,13 +180,13 @@ def remove_partition(name: str) -> list[str]:
 def _processes(folder: Path) -> list[ProcessId]:
     found = []
     for path in [folder, *(inside for inside in folder.rglob("*") if inside.is_dir())]:
-        with contextlib.suppress(OSError):  # it is gone, or its processes are elsewhere
+        with contextlib.suppress(OSError):  # the group is gone, or has no processes of its own
             found += [identify(int(pid)) for pid in _text(path / "cgroup.procs").split()]
     return [process for process in found if process is not None]
 
 
 def remove_folders(folder: Path) -> bool:
-    """Remove a group and its subgroups, innermost first; False while one is in use."""
+    """Remove a group and its subgroups, innermost first; return False while a group is in use."""
     try:
         for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
             path.rmdir()

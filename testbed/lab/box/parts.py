@@ -1,4 +1,4 @@
-"""The protocol of a lab's parts, and the parts that are folders or processes."""
+"""The interface of a lab's parts, and the parts that are folders or processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """Kind and name, unique in the lab."""
+        """Kind and name of the part, unique in the lab."""
 
     def there(self) -> bool:
-        """Whether it exists and works."""
+        """Whether the part exists and works."""
 
     def make(self) -> None:
-        """Make it, over leftovers of an earlier one."""
+        """Create the part, also if an earlier one has left something."""
 
     def remove(self) -> list[str]:
-        """Remove it with its contents; returns the names of removed items, none if it did not exist."""
+        """Remove the part with its contents; return the names of removed items, none if it did not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ProcessPart(ABC):
 
     @property
     def process(self) -> ProcessId | None:
-        """The process, as recorded."""
+        """The recorded process, alive or not."""
         return self.journal.process(self.name)
 
     def started(self, argv: Sequence[str], marked_as: str, log: Path, stdin: str = "") -> ProcessId:

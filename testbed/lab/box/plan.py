@@ -23,9 +23,9 @@ Layers = list[list[Part]]
 
 
 def layers_of(spec: BoxSpec, journal: Journal, say: Callable[[str], None] = lambda _line: None) -> Layers:
-    """Return the parts of a lab; each layer needs those before it, removal goes the other way.
+    """Return the parts of a lab in layers; each layer needs those before it, and layers are removed in reverse order.
 
-    `say` gets a line for an unusually slow step.
+    `say` gets a line before an unusually slow step.
     """
     nested = [node for node in spec.nodes if node.is_nested]
     rooms = [node for node in spec.nodes if not node.is_nested]

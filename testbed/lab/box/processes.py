@@ -1,7 +1,7 @@
-"""Processes that outlive the command that starts them: their identification, search and end.
+"""Starts, identifies, finds and ends processes that outlive the command that starts them.
 
-A process id may be reused, so each is kept with its start time. All carry a mark in their environment, by which they
-are found even if their starter was killed before it recorded their ids.
+A process id may be reused, so it is stored with the process's start time. All processes have a mark in their
+environment, by which they are found even if the command was killed before it recorded their ids.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from testbed.host.process_identity import start_ticks, stat_fields
 from testbed.lab.box.spec import RUN_ROOT
 
 MARK = "DFRS_TESTBED_BOX"
-LIBVIRT_SOCKETS = "/run/libvirt"  # one of our folders in the mount namespace of a node
+LIBVIRT_SOCKETS = "/run/libvirt"  # in the mount namespace of a node, a bind mount of a folder of ours
 _PROC = Path("/proc")
 _LOOK_EVERY_S = 0.02
-_KILLED_WITHIN_S = 60.0  # a thread that waits for a slow disk ends only with its write, SIGKILL or not
+_KILLED_WITHIN_S = 60.0  # SIGKILL does not end a thread that waits for a slow disk before its write is done
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process: its id, and its start in clock ticks since the machine's."""
+    """A process: its id, and its start in clock ticks since the boot of the machine."""
 
     pid: int
     start_ticks: int
 
 
 def mark(lab: str, node: str, role: str) -> str:
-    """Return the mark of a process; `node` is empty for what belongs to the lab as a whole."""
+    """Return the mark of a process; `node` is empty for a process of the whole lab."""
     return f"{lab}/{node}/{role}"
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Return the process with this id now, or None; see `start_ticks`."""
+    """Return the process that currently has this id, or None; see `start_ticks`."""
     ticks = start_ticks(pid)
     return None if ticks is None else ProcessId(pid, ticks)
 
@@ -54,7 +54,7 @@ def alive(process: ProcessId | None) -> bool:
 def spawn(argv: Sequence[str], marked_as: str, log: Path, stdin: str = "") -> ProcessId:
     """Start a process in a session of its own, away from the terminal; raises `RunError`.
 
-    `stdin` is its first input. It inherits the caller's environment, with the mark.
+    `stdin` is its input. The process inherits the caller's environment, with the mark added.
     """
     with log.open("ab") as sink:
         try:
@@ -71,14 +71,14 @@ def spawn(argv: Sequence[str], marked_as: str, log: Path, stdin: str = "") -> Pr
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
     process = identify(child.pid)
-    child.returncode = 0  # it is to outlive this process: no wait
+    child.returncode = 0  # so that Popen does not wait for the process, which shall outlive this one
     if process is None:
         raise RunError(f"{argv[0]}: ended at once{last_line(log)}")
     return process
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log as the end of a message, or an empty string."""
+    """Return the last line of a log, formatted as the end of an error message, or an empty string."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
@@ -104,11 +104,11 @@ def _fits(have: Sequence[str], wanted: Sequence[str | None]) -> bool:
 
 
 def with_housemates(processes: Iterable[ProcessId]) -> list[ProcessId]:
-    """Return processes and all others in those of their mount namespaces that were set up for a node.
+    """Return the given processes, and all other processes in the mount namespaces of nodes that they run in.
 
-    Hypervisors give guests another environment, so the mark is lost, but guests stay in the mount namespace of their
-    node. Brokers and other processes of a lab are in the machine's own namespace, which does not count: it has all
-    processes of the machine.
+    Hypervisors start guests with another environment, without the mark, but guests stay in the mount namespace of their
+    node. Brokers and other processes of a lab are in the machine's own mount namespace, which is left out, as it has
+    all processes of the machine.
     """
     found = set(processes)
     private = {_mount_namespace(str(process.pid)) for process in found if _in_furnished(process.pid)}
@@ -122,7 +122,7 @@ def with_housemates(processes: Iterable[ProcessId]) -> list[ProcessId]:
 
 
 def end(processes: Sequence[ProcessId], grace_s: float) -> None:
-    """End processes by SIGTERM, after `grace_s` by SIGKILL; raises `RunError` when one survives even that."""
+    """End processes by SIGTERM, after `grace_s` by SIGKILL; raises `RunError` if a process still runs after that."""
     left = [process for process in processes if alive(process)]
     for number, within_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILLED_WITHIN_S)):
         if number == signal.SIGTERM and grace_s <= 0:
@@ -139,24 +139,24 @@ def end(processes: Sequence[ProcessId], grace_s: float) -> None:
 
 
 def kill_all(find: Callable[[], Sequence[ProcessId]]) -> int:
-    """Kill the processes that `find` returns until there are none, as they may start more; returns their number."""
+    """Kill the processes that `find` returns until it returns none, as they may start others; return their number."""
     deadline_s = time.monotonic() + _KILLED_WITHIN_S
     killed = 0
     while found := find():
         if time.monotonic() > deadline_s:
-            raise RunError(f"processes {', '.join(str(process.pid) for process in found)} keep coming back")
+            raise RunError(f"processes {', '.join(str(process.pid) for process in found)}: new ones are still started")
         end(found, grace_s=0)
         killed += len(found)
     return killed
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Poll until the condition holds; False when it does not within `timeout_s`."""
+    """Poll until the condition holds; return False if it does not hold within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(_LOOK_EVERY_S)  # conditions are of many kinds: not all have an event
+        time.sleep(_LOOK_EVERY_S)  # polled, as not all kinds of conditions have an event
     return True
 
 
@@ -169,7 +169,7 @@ def _pids() -> list[int]:
 
 
 def _threads(pid: int | str) -> list[Path]:
-    """Return the folders of a process and of its threads, which have its data after the first has ended."""
+    """Return the /proc folders of a process and of its threads, as other threads may outlive the first."""
     try:
         others = [path for path in (_PROC / str(pid) / "task").iterdir() if path.name != str(pid)]
     except OSError:
@@ -194,7 +194,7 @@ def _mount_namespace(pid: str) -> Path | None:
 
 
 def _in_furnished(pid: int) -> bool:
-    """Whether libvirt's socket folder is one of ours for a process, which is so only in the namespaces of a node."""
+    """Whether a process runs in a node's mount namespace, in which libvirt's socket folder is a folder of ours."""
     for folder in _threads(pid):
         with contextlib.suppress(OSError):
             rows = [line.split() for line in (folder / "mountinfo").read_text(encoding="utf-8").splitlines()]
@@ -203,7 +203,7 @@ def _in_furnished(pid: int) -> bool:
 
 
 def _waits_for(pid: int) -> str:
-    """Return a process with its threads' wait channels in the kernel, for a message why it does not end."""
+    """Return a process with its threads' wait channels in the kernel, for the message that it does not end."""
     waits = set()
     for folder in _threads(pid):
         if (stat_fields(folder) or "Z")[0] != "Z":

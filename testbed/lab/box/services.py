@@ -1,4 +1,4 @@
-"""The broker of a lab, and the agents of its nodes."""
+"""The broker of a lab in a box, and the agents of its nodes, as parts of the lab."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BROKER_WITHIN_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Broker(ProcessPart):
-    """The message broker, at the same address with the same password whenever it is made again."""
+    """The MQTT broker, which keeps its address and password when it is re-created."""
 
     grace_s = 8.0
     spec: BoxSpec
@@ -45,7 +45,7 @@ class Broker(ProcessPart):
     def make(self) -> None:
         """See `Part.make`."""
         folder, url_file = lab_dir(self.spec.lab), broker_url_file(self.spec.lab)
-        end(marked(self.spec.lab, "", "broker"), self.grace_s)  # it did not answer, or was not recorded
+        end(marked(self.spec.lab, "", "broker"), self.grace_s)  # a broker that does not answer or is not recorded
         url_file.unlink(missing_ok=True)
         log = folder / "broker.log"
         process = self.started(
@@ -68,7 +68,7 @@ class Broker(ProcessPart):
 class NodeAgent(ProcessPart):
     """The agent of a node: in the node's mount namespace, but on the machine's network, for broker and images."""
 
-    grace_s = 15.0  # it destroys its guests first
+    grace_s = 15.0  # the agent destroys its guests first
     node: NodeSpec
     journal: Journal
 
@@ -80,7 +80,7 @@ class NodeAgent(ProcessPart):
     @property
     def argv(self) -> list[str]:
         """The command line; the agent reads the broker's address from its standard input."""
-        # An agent without a libvirtd makes its guests' control groups below its own, which must not have precedence.
+        # An agent without a libvirtd creates its guests' control groups below its own, which must have no high weight.
         first = within(self.node.lab) if self.node.has_libvirtd else []
         inside = [*first, *enter(self.node, self.journal, network=False)]
         return [*inside, *module_argv("node_agent", *arguments(self.node))]
@@ -91,12 +91,12 @@ class NodeAgent(ProcessPart):
 
     def make(self) -> None:
         """See `Part.make`."""
-        url = self.journal.state.broker_url  # not in the arguments, which every user of the machine can read
+        url = self.journal.state.broker_url  # by standard input, as every user of the machine can read arguments
         self.started(self.argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
 
     @property
     def log(self) -> Path:
-        """Its log file."""
+        """The agent's log file."""
         return self.node.store_dir / "log" / "agent.log"
 
 
@@ -104,18 +104,18 @@ def arguments(node: NodeSpec) -> list[str]:
     """Return the command line of a node's agent."""
     cpus = ",".join(map(str, node.cpu_set))
     options = {
-        "uri": "qemu:///system",  # inside, the node's own
+        "uri": "qemu:///system",  # in the node's mount namespace its own libvirtd
         "migration": node.transport,
         "partition": f"/{node.full_name}",
         "bridge": BRIDGE,
-        **({"pin": cpus} if cpus else {}),  # libvirt starts the guests, which inherit no CPUs of the agent
+        **({"pin": cpus} if cpus else {}),  # libvirt starts the guests, which do not inherit the agent's CPU set
     }
     return [
         *("--lab", node.lab, "--node", node.name, "--driver", node.driver),
         *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib)),
         *("--state-dir", str(node.run_dir / "agent"), "--image-dir", str(node.image_dir), "--broker-from-stdin"),
         *("--image-budget-mib", str(node.image_budget_mib)),
-        "--no-claim",  # `testbed lab down` removes all of it
+        "--no-claim",  # `testbed lab down` removes all leftovers
         *(("--cpu-set", cpus) if cpus and not node.has_libvirtd else ()),
         *(word for key, value in options.items() if node.has_libvirtd for word in ("--option", f"{key}={value}")),
     ]

@@ -1,4 +1,4 @@
-"""Specification of a lab in a box: its parts, with their names and paths."""
+"""Specification of a lab in a box and its nodes, with the names and paths of their parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prefix(lab: str) -> str:
 
 
 def lab_dir(lab: str) -> Path:
-    """Return the folder of a lab's state, sockets and logs: gone after a restart of the machine, as the lab is."""
+    """Return the folder of a lab's state, sockets and logs; neither the folder nor the lab outlives a reboot."""
     return RUN_ROOT / lab
 
 
@@ -32,8 +32,8 @@ def store_dir(lab: str) -> Path:
 class NodeSpec:
     """One node: its capacity (cores, MiB), its driver, and its address with prefix length on the guests' network.
 
-    `image_budget_mib` limits its images on the disk; 0 is no limit but the disk's. `transport` is that of live
-    migrations between the hypervisors of its lab. `cpu_set` are the CPUs of its guests, by default all.
+    `image_budget_mib` limits the node's images on the disk; 0 is no limit but that of the disk. `transport` is that of
+    live migrations between the hypervisors of the lab. `cpu_set` are the CPUs of the node's guests, by default all.
     """
 
     lab: str
@@ -63,50 +63,50 @@ class NodeSpec:
 
     @property
     def is_nested(self) -> bool:
-        """Whether it is a virtual machine itself, with hypervisor, libvirtd and agent in it."""
+        """Whether the node is a virtual machine itself, in which its hypervisor, libvirtd and agent run."""
         return traits_of(self.driver).owns_machine
 
     @property
     def has_libvirtd(self) -> bool:
-        """Whether a libvirtd of this machine belongs to it."""
+        """Whether the node has a libvirtd on this machine."""
         return self.has_hypervisor and not self.is_nested
 
     @property
     def run_dir(self) -> Path:
-        """Sockets, configuration and the agent's private files."""
+        """Folder of sockets, configuration and the agent's private files."""
         return lab_dir(self.lab) / self.name
 
     @property
     def store_dir(self) -> Path:
-        """Files that need a disk: saved guests, libvirt's files, logs."""
+        """Folder on disk for saved guests, libvirt's files and logs."""
         return store_dir(self.lab) / self.name
 
     @property
     def image_dir(self) -> Path:
-        """Saved guests."""
+        """Folder of saved guests."""
         return self.store_dir / "images"
 
     @property
     def pki_dir(self) -> Path:
-        """Certificates of its libvirtd and hypervisor: /etc/pki inside."""
+        """Folder of the certificates of its libvirtd and hypervisor, /etc/pki in the node's mount namespace."""
         return self.run_dir / "pki"
 
     @property
     def socket(self) -> Path:
-        """The socket of its libvirtd, as a path outside the node."""
+        """The socket of its libvirtd, as a path outside the node's mount namespace."""
         return self.run_dir / "run" / "libvirt-sock"
 
     @property
     def libvirt_uri(self) -> str:
-        """Its libvirtd, from outside the node."""
+        """The URI of its libvirtd, for clients outside the node's mount namespace."""
         return f"qemu+unix:///system?socket={self.socket}"
 
 
 @dataclass(frozen=True, slots=True)
 class BoxSpec:
-    """A lab: its nodes, the broker's kind, the fabric's limit (Mbit/s per node and direction; None is no limit).
+    """A lab: its nodes, the broker's kind, and the rate limit of links in Mbit/s (None is no limit).
 
-    `xen_scheduler` is the scheduler of the hypervisors in nested Xen nodes.
+    The limit applies per node and direction. `xen_scheduler` is the scheduler of the hypervisors in nested Xen nodes.
     """
 
     lab: str

@@ -1,4 +1,4 @@
-"""The recorded state of a lab between two commands: its parts, each recorded before it is made."""
+"""The recorded state of a lab between commands: its parts, each of which is recorded before it is created."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILE = "lab.json"
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A part of the lab; `made` is False from the intent to make it until it exists."""
+    """The recorded state of a part; `made` is False from the intent to create the part until the part exists."""
 
     made: bool = False
     process: ProcessId | None = None
@@ -31,9 +31,9 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class BoxState:
-    """A lab: its specification, and the parts made so far, by `<kind> <name>`, in creation order.
+    """The state of a lab: its specification, and the parts so far, by `<kind> <name>`, in creation order.
 
-    `phase` is `up` once every part was made and every agent is online.
+    `phase` is `up` once every part was created and every agent is online.
     """
 
     spec: BoxSpec
@@ -55,7 +55,7 @@ class BoxState:
 
     @property
     def broker_url(self) -> str:
-        """The broker's address with its password; raises `RunError` when there is none."""
+        """The broker's URL with its password; raises `RunError` if there is none."""
         path = broker_url_file(self.lab)
         try:
             return path.read_text(encoding="utf-8").strip()
@@ -71,7 +71,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def intend(self, part: str) -> None:
-        """Record that a part is about to be made."""
+        """Record that a part is about to be created."""
         with self._lock:
             self._put(part, replace(self.state.things.get(part, Thing()), made=False))
 
@@ -106,12 +106,12 @@ class Journal:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically that only its owner can read."""
+    """Write a file atomically, readable only for its owner."""
     write_whole(path, content, mode=0o600, durable=False)
 
 
 def broker_url_file(lab: str) -> Path:
-    """Return the file with the address of a lab's broker."""
+    """Return the file with the URL of a lab's broker."""
     return lab_dir(lab) / "broker.url"
 
 
@@ -134,15 +134,15 @@ def labs() -> list[str]:
 
 
 def check_distinct(lab: str) -> None:
-    """Raise `UserError` if the parts of another lab could have the names of this lab's."""
+    """Raise `UserError` if names of parts of another lab could equal those of this lab's parts."""
     for other in labs():
         if other != lab and (prefix(other).startswith(prefix(lab)) or prefix(lab).startswith(prefix(other))):
-            raise UserError(f"lab {lab}: its parts could not be told from those of lab {other}; choose another name")
+            raise UserError(f"lab {lab}: the names of its parts could equal those of lab {other}; choose another name")
 
 
 @contextlib.contextmanager
 def only_command(wait_s: float = 60.0) -> Iterator[None]:
-    """Hold the machine's lock for commands that make or remove labs; `UserError` if another has it after `wait_s`."""
+    """Hold the machine's lock for commands that create or remove labs; raises `UserError` after `wait_s`."""
     RUN_ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
     handle = os.open(RUN_ROOT, os.O_RDONLY | os.O_DIRECTORY)
     try:

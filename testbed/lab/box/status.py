@@ -1,4 +1,4 @@
-"""Status of a lab: running parts, answering parts, and missing parts."""
+"""Reports the status of a lab in a box: its nodes with their processes and guests, and missing parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LISTEN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class DomainStatus:
-    """A guest: its name and the cap of one vCPU in cores, None without one."""
+    """A guest: its name, and the cap of one vCPU in cores, None without a cap."""
 
     name: str
     cap_cores: float | None
@@ -30,9 +30,9 @@ class DomainStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node: process ids are None without a process; `libvirtd_answers` is None for a node without a libvirtd.
+    """Status of a node: process ids are None without a process; `libvirtd_answers` is None without a libvirtd.
 
-    A nested node has a `machine_pid`, and no socket: its libvirtd runs in it, and answers by ssh.
+    A nested node has a `machine_pid`, but no socket: its libvirtd runs in the machine, and is queried by ssh.
     """
 
     node: str
@@ -51,7 +51,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class LabReport:
-    """A lab; `missing` names each missing part, so the lab is healthy when it is empty.
+    """Status of a lab; the lab is healthy if `missing`, the names of missing parts, is empty.
 
     `cgroups` is the version of control groups of the partitions: v1, hybrid, or v2.
     """
@@ -65,12 +65,12 @@ class LabReport:
     missing: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as plain data for JSON."""
+        """Return the report as plain data for JSON."""
         return asdict(self)
 
 
 def report(lab: str) -> LabReport:
-    """Check a lab; broken parts raise no error, they are the result."""
+    """Check all parts of a lab; broken parts are reported, and raise no error."""
     try:
         state = find(lab)
         trouble = "its state was never written"
@@ -87,7 +87,7 @@ def report(lab: str) -> LabReport:
         f"agent {node.node}: not online" for node in nodes if node.agent_pid is not None and not node.agent_online
     ]
     if state.phase != "up":
-        missing.append(f"lab {lab}: its making was not completed (phase {state.phase})")
+        missing.append(f"lab {lab}: its creation was not completed (phase {state.phase})")
     return LabReport(lab, state.phase, state.scenario, _pid(broker.process), here().kind, nodes, tuple(missing))
 
 
@@ -125,7 +125,7 @@ def _domains(node: NodeSpec) -> list[DomainStatus]:
     for name in domains(node):
         try:
             found.append(DomainStatus(name, cap_cores(node, name)))
-        except TestbedError:  # it has ended in between
+        except TestbedError:  # the domain has ended meanwhile
             continue
     return found
 

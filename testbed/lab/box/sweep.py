@@ -1,4 +1,4 @@
-"""Finds leftovers of a lab by names and marks alone, for parts that were not recorded."""
+"""Finds leftovers of a lab by names and marks, including parts that were not recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.lab.box.state import labs
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An existing resource; a `Part` that can only be removed."""
+    """An existing resource, as a `Part` that can only be removed."""
 
     name: str
     take: Callable[[], list[str]]
@@ -27,7 +27,7 @@ class Leftover:
         return True
 
     def make(self) -> None:
-        """See `Part.make`: it was found."""
+        """See `Part.make`; a leftover already exists."""
 
     def remove(self) -> list[str]:
         """See `Part.remove`."""
@@ -35,22 +35,22 @@ class Leftover:
 
 
 def known_labs() -> list[str]:
-    """Return the names of all labs with a folder; folders on disk outlive a restart of the machine."""
+    """Return the names of all labs with a folder; folders on disk outlive a reboot of the machine."""
     stored = [path.name for path in STORE_ROOT.iterdir() if path.is_dir()] if STORE_ROOT.is_dir() else []
     return sorted({*labs(), *stored})
 
 
 def processes_of(lab: str) -> list[ProcessId]:
-    """Return all processes of a lab, those of its guests included."""
+    """Return all processes of a lab, including those of its guests."""
     return with_housemates(marked(lab))
 
 
 def leftovers(lab: str) -> list[list[Part]]:
-    """Return the leftovers of a lab, in layers as `plan.layers_of`; removal begins with the last."""
+    """Return the leftovers of a lab in layers, as `plan.layers_of`; the last layer is removed first."""
     processes = processes_of(lab)
     folders = [Folders(lab_dir(lab), ()), Folders(store_dir(lab), ())]
     found: list[list[Part]] = [
-        # a starting process may make its folder just before it is killed
+        # also with processes, as a starting process may create its folder just before it is killed
         [folder for folder in folders if processes or folder.top.exists()],
         _found(lab, "network", namespaces(), remove_namespace),
         _found(lab, "control group", control_groups(), remove_control_group),

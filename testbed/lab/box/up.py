@@ -1,4 +1,4 @@
-"""Brings a lab up: makes missing parts, and checks that all of them work."""
+"""Brings a lab up: creates missing parts, and waits until all agents are online."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from testbed.lab.box.state import BoxState, Journal, check_distinct, find
 from testbed.lab.box.xen.hardware import OWN_MIB
 
 _ONLINE_WITHIN_S = 30.0
-_NESTED_ONLINE_WITHIN_S = 120.0  # an emulated processor loads all the code first
+_NESTED_ONLINE_WITHIN_S = 120.0  # an emulated processor takes long to load the agent's code
 
 
 def check_machine(spec: BoxSpec, say: Callable[[str], None]) -> None:
-    """Raise `UserError` if the machine cannot hold the nodes; report conditions that would spoil measurements."""
+    """Raise `UserError` if the nodes need more memory than the machine has; report risks for measurements."""
     machine_mib = psutil.virtual_memory().total >> 20
     memory_mib = sum(node.memory_mib + (OWN_MIB if node.is_nested else 0) for node in spec.nodes)
     if memory_mib > machine_mib:
@@ -37,10 +37,10 @@ def check_machine(spec: BoxSpec, say: Callable[[str], None]) -> None:
 
 
 def bring_up(spec: BoxSpec, scenario: Path, say: Callable[[str], None]) -> tuple[BoxState, list[str]]:
-    """Make the missing parts of a lab; returns its state, and the names of the parts made.
+    """Create the missing parts of a lab; return its state, and the names of the created parts.
 
-    Parts of a new lab are removed again after a failure or Ctrl-C. A lab that was up is left unchanged then, as it may
-    have guests.
+    After a failure or Ctrl-C the parts of a new lab are removed again. A lab that was up is left unchanged then, as it
+    may have guests.
     """
     check_machine(spec, say)
     check_distinct(spec.lab)
@@ -54,7 +54,7 @@ def bring_up(spec: BoxSpec, scenario: Path, say: Callable[[str], None]) -> tuple
     if known is None:
         left = remove_lab(spec.lab, say).failures
         if left:
-            raise RunError(f"lab {spec.lab}: what an earlier one left cannot be removed: {'; '.join(left)}")
+            raise RunError(f"lab {spec.lab}: leftovers of an earlier lab cannot be removed: {'; '.join(left)}")
         known = BoxState(spec, str(scenario.resolve()), free_port())
     journal = Journal(replace(known, scenario=str(scenario.resolve())))
     try:
@@ -68,7 +68,7 @@ def bring_up(spec: BoxSpec, scenario: Path, say: Callable[[str], None]) -> tuple
             if isinstance(error, TestbedError):
                 raise RunError(f"{error}; the lab stays as it is: `testbed lab down {spec.lab}` removes it") from error
             raise
-        say("not complete: removing what was made")
+        say("not complete: removing its parts")
         left = remove_lab(spec.lab, say).failures
         if left and isinstance(error, TestbedError):
             raise RunError(f"{error}; not removed: {'; '.join(left)}") from error

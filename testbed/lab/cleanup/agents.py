@@ -1,4 +1,4 @@
-"""Leftovers of killed agents: which of them may be removed."""
+"""Removes the leftovers of this user's killed agents, unless a live agent or controller may need them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from testbed.lab.cleanup.sweeper import sweeper
 async def clean_agents(*, dry_run: bool, force: bool) -> list[Leftover]:
     """Remove the leftovers of this user's killed agents, by their claims; with `dry_run` only list them.
 
-    With `force` also in labs whose lease is held or unknown. Those of runs that wait to be resumed stay
-    (`testbed.lab.cleanup.lost_runs`).
+    With `force` leftovers are also removed in labs whose lease is held or unknown. Leftovers of runs that can be
+    resumed stay (`testbed.lab.cleanup.lost_runs`).
     """
     every = claims()
     alive = [claim for _, claim in every if claim.alive]
@@ -25,7 +25,7 @@ async def clean_agents(*, dry_run: bool, force: bool) -> list[Leftover]:
             continue
         if not any(other.state_dir == claim.state_dir for other in alive):
             dead.append((path, claim))
-        elif not dry_run:  # its successor has removed all of it
+        elif not dry_run:  # the agent's successor on the same folder has removed everything
             path.unlink(missing_ok=True)
     found: list[Leftover] = []
     if not dead:
@@ -42,7 +42,7 @@ async def clean_agents(*, dry_run: bool, force: bool) -> list[Leftover]:
 
 
 def _namesake(claim: Claim, alive: Iterable[Claim]) -> str:
-    """Return the live agent whose guests could be confused with this one's; empty if there is none."""
+    """Return why a live agent's guests could be confused with those of this claim; empty if there is no such agent."""
     for other in alive:
         if (other.node, other.driver, other.options) == (claim.node, claim.driver, claim.options):
             return f"agent {other.name} (process {other.pid}) has a node of the same name: end it first"

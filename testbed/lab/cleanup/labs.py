@@ -1,4 +1,4 @@
-"""Labs in a box that were never completed, or that a restart of the machine ended."""
+"""Removes labs in a box that were never completed, or that a restart of the machine ended."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from testbed.lab.cleanup.leftover import Leftover
 
 
 def clean_labs(*, dry_run: bool, say: Callable[[str], None]) -> list[Leftover]:
-    """Remove such labs; a lab that was up stays, complete or not. Without root no lab is checked.
+    """Remove such labs; a lab that was up stays, complete or not. Without root rights no lab is checked.
 
-    A lab without a visible state is removed only if none of its processes runs: processes with another root directory
-    may see its state.
+    A lab without a visible state is removed only if none of its processes runs, as processes with another root
+    directory may have its state.
     """
     if os.geteuid() != 0:
         return []
@@ -40,6 +40,6 @@ def clean_labs(*, dry_run: bool, say: Callable[[str], None]) -> list[Leftover]:
             found += [Leftover(each.of, each.what, str(error)) for each in there]
         else:
             found += (
-                there if not failures else [Leftover(f"lab {name}", why, "it could not be removed") for why in failures]
+                there if not failures else [Leftover(f"lab {name}", why, "could not be removed") for why in failures]
             )
     return found

@@ -1,6 +1,7 @@
-"""Runs whose controller was lost while their agents and images stay: they wait for `testbed resume`, or are over.
+"""Finds and cleans up runs whose controller was lost while their agents and images stay.
 
-Such a run is known by the claims of its agents, whose images are in the run directory, and by its file lab.json.
+Such a run waits for `testbed resume`, or has ended. It is found by the claims of its agents, whose images are in the
+run directory, and by its file lab.json.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def run_of(claim: Claim) -> Path | None:
 
 
 def abandon(run: Path, *, dry_run: bool) -> None:
-    """End a run whose controller was lost, in its journal: it cannot be resumed any more; with `dry_run` only check it.
+    """Record in its journal that a run has ended whose controller was lost; with `dry_run` only check the run.
 
-    Its agents and images stay until `clean_lost_runs`. Raises `UserError` for a run that does not wait to be resumed.
+    The run cannot be resumed then. Its agents and images stay until `clean_lost_runs`. Raises `UserError` for a run
+    that does not wait to be resumed.
     """
     if not (run / FILE).is_file() or not has_journal(run):
         raise UserError(f"{run}: nothing waits to be resumed: expected a run that `testbed cleanup` lists")
@@ -72,9 +74,9 @@ def abandon(run: Path, *, dry_run: bool) -> None:
 
 
 async def clean_lost_runs(abandoned: Sequence[Path], *, dry_run: bool) -> list[Leftover]:
-    """List runs that can be resumed; end agents of runs that cannot, and remove their images; with `dry_run` list them.
+    """List runs that can be resumed; of other runs end the agents and remove the images, with `dry_run` only list them.
 
-    `abandoned` are runs that are to be over, also those without agents on this machine.
+    `abandoned` are runs that must not be resumed, including runs without agents on this machine.
     """
     of_run: dict[Path, list[Claim]] = {run.resolve(): [] for run in abandoned if (run / FILE).is_file()}
     named = set(of_run)
@@ -88,7 +90,7 @@ async def clean_lost_runs(abandoned: Sequence[Path], *, dry_run: bool) -> list[L
         try:
             lock = RunLock(run)
         except UserError:
-            continue  # its controller lives
+            continue  # the run's controller is alive
         except OSError as error:
             found.append(Leftover(f"run {run}", str(lab), f"{run}: {error.strerror}"))
             continue
@@ -103,17 +105,17 @@ async def clean_lost_runs(abandoned: Sequence[Path], *, dry_run: bool) -> list[L
 
 
 def _why_kept(run: Path) -> str:
-    """Return why a run without a controller stays; empty if it cannot be resumed."""
+    """Return why a run without a controller must stay; empty if the run cannot be resumed."""
     try:
         if _is_over(run) or not any(isinstance(event, events.Replay) for event in read_events(run / "events.jsonl")):
             return ""
     except UserError as error:
-        return f"whether it can be resumed is not known: {error}; `testbed cleanup --abandon RUN` ends it"
-    return "`testbed resume RUN` can go on with it, `testbed cleanup --abandon RUN` ends it"
+        return f"unknown whether it can be resumed: {error}; `testbed cleanup --abandon RUN` ends it"
+    return "`testbed resume RUN` can continue it, `testbed cleanup --abandon RUN` ends it"
 
 
 def _is_over(run: Path) -> bool:
-    """Whether a run has its results, or its journal ends with the end of the run."""
+    """Whether a run has its results, or its journal records the end of the run."""
     if (run / "summary.json").exists() or not has_journal(run):
         return True
     with contextlib.suppress(OSError, BadEntryError), (run / "events.jsonl").open("rb") as file:
@@ -125,7 +127,7 @@ def _is_over(run: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Lab:
-    """What a lost controller's run has on this machine; agents by node, those that live with process and start."""
+    """Resources of a lost controller's run on this machine; `alive` are running agents as (process id, start ticks)."""
 
     run: Path
     nodes: tuple[str, ...]
@@ -137,7 +139,7 @@ class _Lab:
     def of(cls, run: Path, its: Iterable[Claim]) -> _Lab:
         try:
             record = LabRecord.open(run)
-        except UserError:  # damaged: the claims say enough
+        except UserError:  # the file is damaged: use the claims alone
             record = LabRecord.of(run)
         alive = {(claim.pid, claim.started_ticks) for claim in its if claim.alive} | set(record.alive())
         folders = {Path(claim.state_dir).parent for claim in its} | ({record.folder} if record.folder else set())
@@ -160,7 +162,7 @@ class _Lab:
 
 
 def _end(pid: int, started_ticks: int) -> None:
-    """End an agent by SIGTERM, then SIGKILL: its claim then says what it has left."""
+    """End an agent by SIGTERM, then SIGKILL; leftovers of a killed agent can be found by its claim."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

@@ -1,6 +1,6 @@
 """Removes leftovers of killed agents: guests and other resources of their driver, images, folders, control groups.
 
-The agents' package, which has the drivers, does so in a process of its own.
+A separate process of the agents' package, which has the drivers, removes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 async def clean_up_after(pids: Collection[int]) -> None:
-    """Remove the leftovers of agents of this user that had to be killed, by their process ids; failures are logged."""
+    """Remove the leftovers of this user's agents that were killed, given by process id; failures are logged."""
     dead = [(path, claim) for path, claim in claims() if claim.pid in pids and not claim.alive]
     if not dead:
         return
@@ -40,9 +40,9 @@ async def clean_up_after(pids: Collection[int]) -> None:
 
 @contextlib.asynccontextmanager
 async def sweeper() -> AsyncIterator[Callable[[Sweep], Awaitable[Swept]]]:
-    """Run the agents' command inside the block; the yielded function raises `RunError` if it fails."""
+    """Run the sweeper process inside the block; the yielded function raises `RunError` if the process fails."""
     command = module_argv("node_agent.leftovers")
-    # a session of its own keeps the terminal's Ctrl-C from it: the block ends it
+    # a session of its own, so that Ctrl-C does not reach the process, which the block ends
     child = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, limit=_LONGEST_LINE, start_new_session=True
     )
@@ -51,16 +51,16 @@ async def sweeper() -> AsyncIterator[Callable[[Sweep], Awaitable[Swept]]]:
         if child.stdin is None or child.stdout is None:
             raise RunError(f"{' '.join(command)}: no pipes to it")
         child.stdin.write(msgspec.json.encode(order) + b"\n")
-        with contextlib.suppress(ConnectionError):  # it has ended
+        with contextlib.suppress(ConnectionError):  # the process has ended; the read below detects that
             await child.stdin.drain()
         line = await child.stdout.readline()
         if not line:
-            raise RunError(f"{' '.join(command)}: exit code {await child.wait()} at what {order.claim.name} left")
+            raise RunError(f"{' '.join(command)}: exit code {await child.wait()} at leftovers of {order.claim.name}")
         return msgspec.json.decode(line, type=Swept)
 
     try:
         yield sweep
     finally:
         with contextlib.suppress(ProcessLookupError):
-            child.kill()  # it has answered all requests
+            child.kill()  # the process has answered all requests
         await child.wait()

@@ -1,1 +1,1 @@
-"""Faults of a machine, a node or a lab, each with the command that fixes it."""
+"""Checks of a machine, a node or a lab; each fault that they find has the command that fixes it."""

@@ -1,4 +1,4 @@
-"""Certificates of this machine: their expiry."""
+"""Checks the expiry of certificates on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ BROKER_FOLDER = Path("/etc/mosquitto/dfrs/certificates")  # by ansible/roles/bro
 def certificates(given: Sequence[Path] = ()) -> Iterator[Finding]:
     """Report the certificates that expire within 30 days or have expired.
 
-    Checked are those in and below the `given` folders, of this user's agents, of the environment, and of a broker here.
+    The checked certificates are those in and below the `given` folders, those of this user's agents, of the folder in
+    the environment, and of a broker on this machine.
     """
     files = sorted({path for folder in (*given, *_known()) for path in _below(folder)})
     ends: list[tuple[datetime, Path]] = []
@@ -26,7 +27,7 @@ def certificates(given: Sequence[Path] = ()) -> Iterator[Finding]:
         try:
             dates = dates_of(path)
         except OSError as error:
-            yield Finding("certificates", "warning", f"{path}: {error.strerror}", "run as the user that it belongs to")
+            yield Finding("certificates", "warning", f"{path}: {error.strerror}", "run as the owner of this file")
             continue
         if dates is None:
             yield Finding("certificates", "error", f"{path}: no certificate", RENEW)
@@ -66,6 +67,6 @@ def _known() -> Iterator[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Return the certificates of a party's folder, or of a whole authority's."""
+    """Return the certificates in a party's folder, or in the folder of an authority."""
     for pattern in ("cert.pem", "*-ca.pem", "broker/cert.pem", "nodes/*/cert.pem", "controllers/*/cert.pem"):
         yield from folder.glob(pattern)

@@ -1,4 +1,4 @@
-"""All checks of one machine, one after the other: some of them measure."""
+"""Runs all checks of one machine in sequence, as some of them measure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def examine(
 ) -> Iterator[Finding]:  # fmt: skip
     """Yield the findings of each check; `say` is called with the name of a check before it begins.
 
-    A check that fails itself is a finding, too. `certificate_folders` are checked in addition to the known ones.
+    A check that raises an error is a finding, too. `certificate_folders` are checked in addition to the known ones.
     """
     checks: list[tuple[str, Check]] = [
         ("versions", versions), ("kernel", machine.kernel), ("control groups", machine.control_groups),

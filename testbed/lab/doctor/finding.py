@@ -14,8 +14,9 @@ SEVERITIES: tuple[Severity, ...] = ("ok", "note", "warning", "error")
 class Finding:
     """One checked property.
 
-    "note" is useful information and no fault; a "warning" makes measurements worse; an "error" prevents a function.
-    `mend` is the command that fixes it, or an instruction, if there is one. `values` have units in their names.
+    A "note" is information about no fault. A fault of severity "warning" makes measurements worse; an "error" prevents
+    a function. `mend` is the command that fixes the fault, or an instruction, if there is one. `values` have units in
+    their names.
     """
 
     check: str
@@ -29,5 +30,5 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """Return the severity of the worst of them, ok if there is none."""
+    """Return the highest severity of the findings, ok if there are none."""
     return max((each.severity for each in findings), key=SEVERITIES.index, default="ok")

@@ -1,4 +1,4 @@
-"""Hypervisors: KVM by a stock kernel that boots, QEMU, libvirt, Xen, Docker."""
+"""Checks of QEMU, KVM (by booting a stock kernel), libvirt, Xen and Docker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def qemu_and_kvm() -> Iterator[Finding]:
                       "modprobe kvm_intel or kvm_amd; enable virtualisation in the firmware")  # fmt: skip
         return
     if not os.access(KVM, os.R_OK | os.W_OK):
-        yield Finding("KVM", "warning", f"{KVM} is not for this user", f"adduser {os.environ.get('USER', 'USER')} kvm")
+        yield Finding("KVM", "warning", f"no access to {KVM}", f"adduser {os.environ.get('USER', 'USER')} kvm")
         return
     kernel = _guest_kernel()
     if kernel is None:
@@ -46,7 +46,7 @@ def qemu_and_kvm() -> Iterator[Finding]:
             "a machine within a machine needs nested virtualisation: ask its owner",
         )  # fmt: skip
     else:
-        yield Finding("KVM", "ok", f"a guest's kernel speaks after {took_s:.1f} s", values={"boot_s": round(took_s, 2)})
+        yield Finding("KVM", "ok", f"a guest's kernel boots in {took_s:.1f} s", values={"boot_s": round(took_s, 2)})
 
 
 def _guest_kernel() -> Path | None:
@@ -56,7 +56,7 @@ def _guest_kernel() -> Path | None:
 
 
 def _boots(program: str, kernel: Path) -> float | None:
-    """Return the seconds until a kernel without a root file system prints its name under KVM; None if it does not."""
+    """Return the seconds until a kernel without a root file system prints its name under KVM; None at the timeout."""
     command = [
         program, "-accel", "kvm", "-m", "128", "-display", "none", "-no-reboot", "-nodefaults", "-serial", "stdio",
         "-kernel", str(kernel), "-append", "console=ttyS0 panic=-1",
@@ -113,7 +113,7 @@ def xen() -> Iterator[Finding]:
 
 
 def docker() -> Iterator[Finding]:
-    """If Docker's command is installed, report whether its engine answers, and whether it can save whole containers."""
+    """Report whether Docker's engine answers and can save whole containers, if Docker's command is installed."""
     program = shutil.which("docker")
     if program is None:
         return
@@ -124,7 +124,7 @@ def docker() -> Iterator[Finding]:
     version, experimental = told[0], told[-1] == "true"
     criu = _words(_output(["criu", "--version"]), r"Version: (\S+)")
     if experimental and criu:
-        yield Finding("Docker", "ok", f"{version}, with CRIU {criu}: whether that saves containers each agent tries")
+        yield Finding("Docker", "ok", f"{version}, with CRIU {criu}: each agent tests whether CRIU saves containers")
     elif experimental:
         yield Finding("Docker", "ok", f"{version}: guests are saved by their programs, as there is no CRIU")
     else:

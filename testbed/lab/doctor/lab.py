@@ -1,4 +1,4 @@
-"""Checks from outside a machine, or between two: clocks, versions, transfer rates between nodes."""
+"""Checks of a lab's machines over ssh: clocks, versions, MTUs, and transfer rates between nodes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ from testbed.lab.remote.shell import RemoteError, Shell, log_in
 _TRIES = 5
 _CLOCK_WARNING_S, _CLOCK_ERROR_S = 0.05, 1.0
 _PROBE_MIB = 256
-_SLOW_MIB_PER_S = 50.0  # half the rate of a gigabit link: moving a guest of 8 GiB then takes longer than 2 min 40 s
+_SLOW_MIB_PER_S = 50.0  # half the rate of a gigabit link: a guest of 8 GiB then takes more than 2 min 40 s to move
 _PORTS = range(49152, 65536)  # for private use (RFC 6335)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A machine's report: its own doctor's findings, the offset of its clock ahead of ours, the MTU of its address."""
+    """Report on a machine: the findings of its own doctor, the offset of its clock to ours, and its MTU.
+
+    The clock is `ahead_s` ahead of ours, with an error of at most `within_s`. `mtu` is that of the interface with the
+    machine's address.
+    """
 
     findings: tuple[Finding, ...]
     ahead_s: float
@@ -39,7 +43,7 @@ class _Seen:
 
 
 class _Received(msgspec.Struct, frozen=True):
-    """The report of the receiving end of a transfer."""
+    """The report of the receiver of a transfer."""
 
     bytes: int
     seconds: Annotated[float, msgspec.Meta(gt=0)]
@@ -87,7 +91,7 @@ def _seen(shell: Shell, findings: tuple[Finding, ...]) -> _Seen:
 
 
 def _clock(seen: _Seen) -> Finding:
-    """Report the certain part of a clock's offset."""
+    """Report a clock's offset; its severity depends on the part beyond the measurement error."""
     sure_s = max(0.0, abs(seen.ahead_s) - seen.within_s)
     severity: Severity = "error" if sure_s > _CLOCK_ERROR_S else "warning" if sure_s > _CLOCK_WARNING_S else "ok"
     return Finding(
@@ -98,7 +102,7 @@ def _clock(seen: _Seen) -> Finding:
 
 
 def _alike(seen: dict[str, _Seen]) -> Iterator[Finding]:
-    """Report whether machines that must be alike are alike."""
+    """Report whether all machines have the same version and the same MTU."""
     versions: dict[str, list[str]] = {}
     mtus: dict[str, list[str]] = {}
     for name, each in seen.items():
@@ -111,7 +115,7 @@ def _alike(seen: dict[str, _Seen]) -> Iterator[Finding]:
     ):
         words = "; ".join(f"{value} ({', '.join(names)})" for value, names in groups.items())
         alike = len(groups) <= 1
-        yield Finding(what, "ok" if alike else "warning", words or "none answers", "" if alike else mend)
+        yield Finding(what, "ok" if alike else "warning", words or "no machine answers", "" if alike else mend)
 
 
 def _network(hosts: Hosts, one: Host, other: Host) -> Finding:
@@ -128,7 +132,7 @@ def _network(hosts: Hosts, one: Host, other: Host) -> Finding:
     slow = rate < _SLOW_MIB_PER_S
     return Finding(
         what, "warning" if slow else "ok", f"{rate:.0f} MiB/s",
-        "moving guests will take long: ethtool INTERFACE, cables, the switch" if slow else "",
+        "moving guests will take long: check the link (ethtool INTERFACE), cables and switch" if slow else "",
         {"mib_per_s": rate},
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ def labs() -> Iterator[Finding]:
     from testbed.lab.box.sweep import known_labs  # noqa: PLC0415  # as above
 
     if os.geteuid() != 0:
-        yield Finding("labs in a box", "note", "not looked at: needs root")
+        yield Finding("labs in a box", "note", "not checked: needs root")
         return
     names = known_labs()
     for name in names:
@@ -40,6 +40,6 @@ def labs() -> Iterator[Finding]:
                 "labs in a box", "warning", f"lab {name} lacks {', '.join(missing)}", f"testbed lab down {name}"
             )
         else:
-            yield Finding("labs in a box", "ok", f"lab {name} is whole")
+            yield Finding("labs in a box", "ok", f"lab {name} is complete")
     if not names:
         yield Finding("labs in a box", "ok", "none")

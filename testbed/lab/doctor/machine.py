@@ -1,4 +1,4 @@
-"""The machine itself: kernel, control groups, processors, memory, clock."""
+"""Checks of the machine: kernel, control groups, processors, memory, clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 from testbed.lab.doctor.finding import Finding
 
 _SYS_CPU = Path("/sys/devices/system/cpu")
-_LEAST_KERNEL = (5, 4)  # older ones throttle groups under a quota that have not used it
+_LEAST_KERNEL = (5, 4)  # older kernels also throttle groups that have not used up their quota
 _STEAL_FRAC = 0.02
 _PROBES = 9
 _PROBE_S = 0.05
@@ -23,7 +23,7 @@ _SWAPPED_MIB = 64
 
 
 def kernel() -> Iterator[Finding]:
-    """Report the kernel and its age."""
+    """Report the kernel's version, and whether it is too old."""
     release = platform.release()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if numbers < _LEAST_KERNEL:
@@ -54,7 +54,7 @@ def control_groups() -> Iterator[Finding]:
         )
     else:
         yield Finding(
-            "control groups", "warning", "no cpu controller: caps are made by stopping and continuing processes",
+            "control groups", "warning", "no cpu controller: caps are enforced by stopping and continuing processes",
             "boot with systemd.unified_cgroup_hierarchy=1",
         )  # fmt: skip
 
@@ -68,7 +68,7 @@ def _writable(path: Path) -> bool:
 
 
 def processors() -> Iterator[Finding]:
-    """Report influences on the speed of cores: governor, threads that share one, stolen time, and a measurement."""
+    """Report influences on the speed of cores (frequency governor, SMT, stolen time), and measure that speed."""
     cores = psutil.cpu_count(logical=False) or 0
     threads = psutil.cpu_count() or 1
     governors = sorted({_read(path) for path in _SYS_CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")})
@@ -101,7 +101,7 @@ def processors() -> Iterator[Finding]:
     yield Finding(
         "core speed", "warning" if unsteady else "ok",
         f"differs by {100 * spread_frac:.0f} % within {elapsed_s:.1f} s",
-        "end other load; fix the governor; use cores that nobody shares" if unsteady else "",
+        "end other load; fix the governor; use dedicated cores" if unsteady else "",
         {"spread_frac": spread_frac},
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def _probe() -> float:
 
 
 def memory() -> Iterator[Finding]:
-    """Report whether memory is short."""
+    """Report the available memory, and whether memory was swapped out."""
     held, swap = psutil.virtual_memory(), psutil.swap_memory()
     values = {"total_mib": held.total >> 20, "available_mib": held.available >> 20}
     if swap.used >> 20 > _SWAPPED_MIB:
@@ -139,10 +139,10 @@ def clock() -> Iterator[Finding]:
             continue
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603  # fixed
         if sign in done.stdout:
-            yield Finding("clock", "ok", f"kept right ({command[0]})")
+            yield Finding("clock", "ok", f"synchronised ({command[0]})")
             return
     yield Finding(
-        "clock", "warning", "nothing that keeps it right was found",
+        "clock", "warning", "no time synchronisation was found",
         "apt-get install chrony; or ansible-playbook site.yml --tags time",
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Broker and database: whether they answer, and their response time."""
+"""Checks of the broker and the database: whether they answer, and the broker's response time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mosquitto() -> Iterator[Finding]:
 
 
 def broker(address: BrokerAddress) -> Iterator[Finding]:
-    """Connect to a broker, and time it."""
+    """Connect to a broker, and report how long that took."""
     begin_s = time.monotonic()
 
     async def connect() -> None:
@@ -38,7 +38,7 @@ def broker(address: BrokerAddress) -> Iterator[Finding]:
     except (BusError, UserError) as error:
         yield Finding("broker", "error", str(error), "systemctl restart mosquitto; journalctl -u mosquitto")
     else:
-        yield Finding("broker", "ok", f"{address} lets us in, {1000 * (time.monotonic() - begin_s):.0f} ms")
+        yield Finding("broker", "ok", f"{address}: connected in {1000 * (time.monotonic() - begin_s):.0f} ms")
 
 
 def influxdb(url: str) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The disk of saved guests: its durable write rate and its free space."""
+"""Checks of the disk for saved guests: its durable write rate and its free space."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def storage(folder: Path) -> Iterator[Finding]:
     scarce = free_mib < _LEAST_FREE_MIB
     yield Finding(
         "storage room", "warning" if scarce else "ok", f"{folder}: {free_mib} MiB free",
-        "saved guests need twice the memory of a node: free some, or choose another folder" if scarce else "",
+        "saved guests need twice the memory of a node: free space, or choose another folder" if scarce else "",
         {"free_mib": free_mib},
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Suspicious acts recorded by agents, the broker and runs."""
+"""Checks for suspicious acts that agents, the broker and runs have recorded."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _JOURNAL = ("journalctl", "--unit", "mosquitto", "--output", "cat", "--all", "--
 _JOURNAL_WITHIN_S = 60.0
 _MOST_LINE_CHARS = 1 << 17  # a topic has 65,535 bytes at most
 _BROKER = "suspicious acts at the broker"
-_MEND = "find out who did it; a node is taken out of the lab by its certificate: docs/security.md"
+_MEND = "find the sender; to exclude a node from the lab, revoke its certificate: docs/security.md"
 
 
 def agents() -> Iterator[Finding]:
-    """Report the acts refused by agents of this user on this machine."""
+    """Report the acts that agents of this user on this machine have refused."""
     since_unix_s = time.time() - SINCE_S
     found = [(claim.name, ActFile(Path(claim.state_dir) / FILE).read(since_unix_s)) for _, claim in claims()]
     there = [finding for name, acts in found for finding in _findings(f"agent {name}", acts)]
@@ -42,12 +42,12 @@ def agents() -> Iterator[Finding]:
 
 
 def checks_of(lab: str, log: Path | None, runs: Path) -> list[tuple[str, Check]]:
-    """Return the checks of a lab's broker, by its log or the journal of its unit, and of its runs in a folder."""
+    """Return the checks of a lab's broker, by its log file or its systemd journal, and of its runs in a folder."""
     return [("broker's log", lambda: broker(lab, log)), ("runs", lambda: noticed_in(lab, runs))]
 
 
 def broker(lab: str, log: Path | None) -> Iterator[Finding]:
-    """Report the acts denied by the broker's rules; raises `UserError` for a log that cannot be read."""
+    """Report the acts that the broker's access rules denied; raises `UserError` for a log that cannot be read."""
     from testbed.lab.secure.broker_log import acts_of  # noqa: PLC0415  # an extra
 
     since_unix_s = time.time() - SINCE_S
@@ -106,13 +106,13 @@ def _lines_of(log: Path) -> Iterator[str]:
 
 
 def _split(source: io.BufferedIOBase) -> Iterator[str]:
-    """Yield the lines of a log, which end at line feeds only; a line longer than any of Mosquitto's comes in parts."""
+    """Yield the lines of a log, split only at line feeds; a line longer than any of Mosquitto's is split into parts."""
     while line := source.readline(_MOST_LINE_CHARS):
         yield line.decode(errors="replace")
 
 
 class _Journal:
-    """The lines of the broker's unit as they arrive; `cut`: the timeout came before the last one."""
+    """The journal lines of the broker's unit as they arrive; `cut` is set if the timeout ended the reading."""
 
     def __init__(self, source: io.BufferedIOBase | None) -> None:
         self._source = source
@@ -121,12 +121,12 @@ class _Journal:
 
     @property
     def there(self) -> bool:
-        """Whether there was any line."""
+        """Whether the journal had any line."""
         return self.count > 0 or self.cut
 
     @property
     def lines(self) -> Iterator[str]:
-        """The lines, once."""
+        """The lines; they can be iterated once."""
         if self._source is None:
             return
         for line in _split(self._source):
@@ -157,7 +157,7 @@ def _journal(
         finally:
             timer.cancel()
             with contextlib.suppress(OSError):
-                child.kill()  # after an early end, do not wait for the rest
+                child.kill()  # if the block ended early, the rest of the output is not needed
 
 
 def _newest(runs: Path) -> list[Path]:
@@ -167,7 +167,7 @@ def _newest(runs: Path) -> list[Path]:
 def _written_s(run: Path) -> float:
     try:
         return (run / "events.jsonl").stat().st_mtime
-    except FileNotFoundError:  # its last entries are in a full part
+    except FileNotFoundError:  # the last entries are in a completed part
         return run.stat().st_mtime
 
 

@@ -1,10 +1,11 @@
-"""How fast one machine sends to another: a listener there, a sender here, each started over ssh.
+"""Measures the transfer rate from one machine to another, by a sender and a receiver that are started over ssh.
 
-    python -m testbed.lab.doctor.wire receive ADDRESS PORT   prints what came: {"bytes", "seconds"}
+    python -m testbed.lab.doctor.wire receive ADDRESS PORT   prints the received amount: {"bytes", "seconds"}
     python -m testbed.lab.doctor.wire send ADDRESS PORT MIB
     python -m testbed.lab.doctor.wire mtu ADDRESS
 
-Both read a token from standard input. The listener takes one connection, within 20 s, that begins with it.
+Sender and receiver read a token from standard input. The receiver accepts one connection within 20 s, which must begin
+with the token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TOKEN_BYTES = 32
 
 
 def receive(address: str, port: int, token: str) -> None:
-    """Listen, and time the data from the first byte after the token on."""
+    """Accept one connection, and time the received data from the first byte after the token."""
     with socket.create_server((address, port)) as server:
         server.settimeout(_PATIENCE_S)
         connection, _ = server.accept()
@@ -31,15 +32,15 @@ def receive(address: str, port: int, token: str) -> None:
         connection.settimeout(_PATIENCE_S)
         given = connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL).decode("ascii", "replace")
         if not hmac.compare_digest(given, token):
-            raise SystemExit("a stranger connected")
+            raise SystemExit("the peer does not have the token")
         begin_s, count = time.monotonic(), 0
         while part := connection.recv(_CHUNK):
             count += len(part)
-        print(json.dumps({"bytes": count, "seconds": time.monotonic() - begin_s}))  # noqa: T201  # for who started it
+        print(json.dumps({"bytes": count, "seconds": time.monotonic() - begin_s}))  # noqa: T201  # read over ssh
 
 
 def send(address: str, port: int, mib: int, token: str) -> None:
-    """Send `mib` MiB as soon as the listener accepts."""
+    """Send `mib` MiB as soon as the receiver listens."""
     block = bytes(_CHUNK)
     with _connect(address, port) as connection:
         connection.sendall(token.encode("ascii"))
@@ -55,11 +56,11 @@ def _connect(address: str, port: int) -> socket.socket:
         except ConnectionRefusedError:
             if time.monotonic() > ends_s:
                 raise
-            time.sleep(_AGAIN_S)  # the listener is on another machine, so there is no event of its start
+            time.sleep(_AGAIN_S)  # polled, as the receiver on the other machine cannot notify this process
 
 
 def mtu_of(address: str) -> int | None:
-    """Return the MTU of the interface that has this address or name, None if none has it."""
+    """Return the MTU of the interface with this address or host name, None if there is none."""
     import psutil  # noqa: PLC0415  # only for this
 
     try:
@@ -74,13 +75,13 @@ def mtu_of(address: str) -> int | None:
 
 
 def _has(address: str, netmask: str | None, wanted: str) -> bool:
-    """Whether an interface's address is the wanted one; a loopback interface has its whole network."""
+    """Whether an interface has the wanted address; a loopback interface has all addresses of its network."""
     if address == wanted:
         return True
     try:
         network = ip_network(f"{address}/{netmask}", strict=False)
         return network.is_loopback and ip_address(wanted) in network
-    except ValueError:  # of a card, or with a zone
+    except ValueError:  # a hardware address, or an address with a zone
         return False
 
 
@@ -92,7 +93,7 @@ def main(words: list[str]) -> None:
         case ["send", address, port, mib]:
             send(address, int(port), int(mib), sys.stdin.readline().strip())
         case ["mtu", address]:
-            print(mtu_of(address) or 0)  # noqa: T201  # for who started it
+            print(mtu_of(address) or 0)  # noqa: T201  # read over ssh
         case _:
             raise SystemExit(__doc__)
 

@@ -1,1 +1,1 @@
-"""The guest image of virtual machines: how it is made. Agents only read it: `testbed.host.guest_image`."""
+"""Builds the guest image of virtual machines. Agents only read the image: `testbed.host.guest_image`."""

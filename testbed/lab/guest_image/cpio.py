@@ -1,4 +1,4 @@
-"""Archives for an initramfs: cpio "newc", the same bytes for the same tree."""
+"""Writes initramfs archives (cpio "newc") reproducibly: the same tree gives the same bytes."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ class Entry:
 
 
 def folder(name: str, permissions: int = 0o755) -> Entry:
-    """Return a folder."""
+    """Return the entry of a folder."""
     return Entry(name, stat.S_IFDIR | permissions)
 
 
 def file(name: str, data: bytes, permissions: int = 0o644) -> Entry:
-    """Return a regular file."""
+    """Return the entry of a regular file."""
     return Entry(name, stat.S_IFREG | permissions, data)
 
 
 def link(name: str, target: str) -> Entry:
-    """Return a symbolic link."""
+    """Return the entry of a symbolic link."""
     return Entry(name, stat.S_IFLNK | 0o777, target.encode())
 
 
 def device(name: str, major: int, minor: int, permissions: int = 0o600) -> Entry:
-    """Return a character device."""
+    """Return the entry of a character device."""
     return Entry(name, stat.S_IFCHR | permissions, device=(major, minor))
 
 
 def archive(entries: Iterable[Entry]) -> bytes:
-    """Return the archive of entries in any order: sorted, owned by root, with modification time 0.
+    """Return the archive of entries, which are sorted, owned by root, and have the modification time 0.
 
-    Raises `TestbedError` for a repeated name, one that is no clean relative path, or one outside the archive's folders.
+    Raises `TestbedError` for a repeated name, a name that is not a clean relative path, or a name whose folder is not
+    in the archive.
     """
     ordered = sorted(entries, key=lambda entry: entry.name.split("/"))
     folders = {""}

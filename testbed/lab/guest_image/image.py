@@ -1,4 +1,4 @@
-"""The guest image of virtual machines: built once from this system's parts, identified by its ingredients.
+"""The guest image of virtual machines: built once from parts of this system, and identified by its ingredients.
 
 `testbed.host.guest_image` has its location. The same ingredients give the same bytes.
 """
@@ -30,7 +30,7 @@ def build_key(fingerprints: dict[str, str]) -> str:
 def build(cache: Path | None = None, progress: Callable[[str], None] = lambda _: None) -> GuestImage:
     """Build the image unless it exists already, and make it the current one.
 
-    Raises `UserError` when something has to be installed first, `RunError` when a tool fails.
+    Raises `UserError` when a tool or a package is missing, `RunError` when a tool fails.
     """
     cache = default_cache() if cache is None else cache
     try:
@@ -84,7 +84,7 @@ def _build(ingredients: Ingredients, key: str, cache: Path, progress: Callable[[
         place = cache / key
         try:
             ready.rename(place)
-        except OSError:  # another build was faster, or an older one is incomplete
+        except OSError:  # another build was faster, or an incomplete one is in place
             if not (place / "manifest.json").exists():
                 shutil.rmtree(place)
                 ready.rename(place)

@@ -1,8 +1,8 @@
 """Contents of the guest image: the tree of its files, and the fingerprints of all its ingredients.
 
-Kernel modules that a paravirtual device of any supported hypervisor needs, a static busybox for `init`, the programs
-of `SOURCES`, MPICH with its libraries, and the layer that counts waits. There is no disk: the file system is memory,
-saved with the machine.
+The image has the kernel modules for paravirtual devices of the supported hypervisors, a static busybox for `init`, the
+programs of `SOURCES`, MPICH with its libraries, and the layer that counts waits. There is no disk: the file system is
+in memory, and is saved with the machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STATIC: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ingredients:
-    """All ingredients of the image; `fingerprints` maps each to its SHA-256 or version, `versions` is for people."""
+    """All ingredients of the image: `fingerprints` has the SHA-256 or version of each, `versions` texts for people."""
 
     kernel: Package
     busybox_file: Path | None
@@ -53,7 +53,7 @@ class Ingredients:
 
 
 def gather(downloads: Path) -> Ingredients:
-    """Determine the present ingredients of the image without making it; raises `UserError` or `RunError`."""
+    """Determine the current ingredients of the image without building it; raises `UserError` or `RunError`."""
     kernel, (busybox_file, busybox_package), mpi = kernel_package(downloads), busybox(), _mpich()
     loader, libraries = closure((mpi.library,))
     libraries[mpi.library.name] = mpi.library
@@ -103,7 +103,7 @@ def compile_program(name: str, into: Path, *more: str) -> Path:
 def compile_patterns(mpi: Mpich, into: Path) -> Path:
     """Compile `patterns` against an MPICH; return its file. Raises `UserError` or `RunError`."""
     out = into / "patterns"
-    beside = f"-Wl,-rpath-link,{mpi.library.parent / 'mpich'}"  # libraries that its library needs
+    beside = f"-Wl,-rpath-link,{mpi.library.parent / 'mpich'}"  # folder of libraries that MPICH's library needs
     run(
         ["gcc", *_FLAGS, f"-I{mpi.header.parent}", "-o", str(out), "patterns.c", "topology.c", *_COMMON,
          str(mpi.library), beside, "-lm", "-lpthread"],
@@ -127,7 +127,7 @@ def compile_waits(mpi: Mpich, into: Path) -> Path:
 def make(
     ingredients: Ingredients, downloads: Path, scratch: Path, progress: Callable[[str], None]
 ) -> tuple[bytes, bytes]:
-    """Return the kernel and the archive of the first file system; `scratch` is an empty folder to work in."""
+    """Return the kernel and the initramfs archive; `scratch` is an empty folder for temporary files."""
     progress(f"kernel: {ingredients.versions['kernel']}")
     kernel = unpack(fetch(ingredients.kernel, downloads), scratch / "kernel")
     box = ingredients.busybox_file

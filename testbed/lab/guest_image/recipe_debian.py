@@ -1,4 +1,4 @@
-"""The guest image's parts from Debian: the kernel with its modules, and busybox. No root rights needed."""
+"""Downloads the guest image's parts from Debian (the kernel with its modules, busybox), without root rights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _ask_kernel_package() -> Package:
 
 
 def busybox() -> tuple[Path | None, Package | None]:
-    """Return the installed static busybox, or else the package to take it from."""
+    """Return the installed static busybox, else the package that has one."""
     if _BUSYBOX.is_file() and _is_static(_BUSYBOX):
         return _BUSYBOX, None
     return None, _package("busybox-static")
@@ -82,11 +82,11 @@ def _package(name: str) -> Package:
 
 
 def _is_static(path: Path) -> bool:
-    return b"/ld-linux" not in path.read_bytes()[:4096]  # the interpreter's name stands near the beginning
+    return b"/ld-linux" not in path.read_bytes()[:4096]  # a dynamic ELF file has its interpreter near the beginning
 
 
 def fetch(package: Package, downloads: Path) -> Path:
-    """Return the package's file, downloaded if it is not there yet, verified; raises `RunError`."""
+    """Return the package's verified file, downloaded if it is missing; raises `RunError`."""
     downloads.mkdir(parents=True, exist_ok=True)
     kept = downloads / f"{package.name}_{package.sha256[:16]}.deb"
     if not kept.exists() or sha256(kept) != package.sha256:
@@ -109,7 +109,7 @@ def fetch(package: Package, downloads: Path) -> Path:
 
 
 def unpack(deb: Path, into: Path) -> Path:
-    """Unpack a package's files into a folder, and return that."""
+    """Unpack a package's files into a new folder, and return the folder."""
     into.mkdir(parents=True)
     run(["dpkg-deb", "-x", str(deb), str(into)])
     return into

@@ -1,4 +1,4 @@
-"""The libraries that programs of the guest image need, MPICH's among them."""
+"""Finds the shared libraries that programs of the guest image need, including those of MPICH."""
 
 from __future__ import annotations
 

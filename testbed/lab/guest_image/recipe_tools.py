@@ -1,4 +1,4 @@
-"""Runs the tools that make the image."""
+"""Runs the tools that build the guest image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL"
 def run(argv: Sequence[str], cwd: Path | None = None, **more: str) -> str:
     """Run a tool to its end in a fixed environment and return its output.
 
-    Raises `UserError` when it is not installed, `RunError` with its last output when it fails.
+    Raises `UserError` when the tool is not installed, `RunError` with its last output when it fails.
     """
     need(argv[0])
     done = subprocess.run(  # noqa: S603  # fixed tools, no shell
@@ -25,7 +25,7 @@ def run(argv: Sequence[str], cwd: Path | None = None, **more: str) -> str:
         timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
+        words = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
         raise RunError(f"{' '.join(argv)}: exit code {done.returncode}: {' | '.join(words[-5:])}")
     return done.stdout
 

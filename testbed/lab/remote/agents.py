@@ -1,4 +1,4 @@
-"""Operations on agents on their machines: install, examine, restart."""
+"""Operations over ssh on the agents of machines: install, restart, logs, doctor, cleanup, guest image."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from testbed.lab.remote.unit import command_of, unit
 UNIT = "dfrs-agent"
 _INSTALL_S = 900.0
 _CLEANUP_S = 300.0
-_SERVES_WITHIN_S = 20  # else its broker may be down, and the agent keeps trying
+_SERVES_WITHIN_S = 20  # after that its broker may be down, and the agent keeps trying to connect
 _FILES = ("ca.pem", "ca.crl", "peers.pem", "peers.crl", "cert.pem", "key.pem")
 
 _SCRIPT = """#!/bin/sh
-# Keeps the agent where there is no systemd: start, stop, status.
+# Service script of the agent for machines without systemd: start, stop, status.
 set -eu
 home={home}
 pid="$home/agent.pid"
 log="$home/agent.log"
-# By its id and its start in ticks since boot: ids are used again. One that ended, and that nobody waited for, is none.
+# Identified by process id and start in ticks since boot, as ids are reused. A zombie counts as ended.
 alive() {{
   [ -s "$pid" ] && [ -s "$pid.began" ] || return 1
   stat=$(cut -d' ' -f3,22 "/proc/$(cat "$pid")/stat" 2>/dev/null) || return 1
@@ -66,10 +66,10 @@ esac
 def install(
     hosts: Hosts, chosen: Sequence[Host], package: str, certificates: Path | None, say: Callable[[Host, str], None]
 ) -> Callable[[Shell], str]:
-    """Return a function that installs and starts an agent: Python environment, certificate, service. Idempotent.
+    """Return an idempotent function that installs and starts an agent: Python environment, certificate, service.
 
-    `package` is a wheel here. Raises `UserError` for anything else: a package installed as root is not looked up by
-    name.
+    `package` is the path of a wheel on this machine. Raises `UserError` for any other value, because a package that is
+    installed as root must not be looked up by its name.
     """
     if not package.endswith(".whl"):
         raise UserError(
@@ -83,14 +83,14 @@ def install(
         if host.service == "systemd":
             unit(hosts.lab, hosts.broker, host)  # raises for folders that its unit could not reach
     if hosts.broker.startswith("mqtts://") and certificates is None:
-        raise UserError("a broker at mqtts:// wants certificates: --certificates FOLDER (testbed ca)")
+        raise UserError("a broker at mqtts:// requires certificates: --certificates FOLDER (testbed ca)")
     if certificates is not None:
         _check_lab(hosts, certificates)
 
     def act(shell: Shell) -> str:
         host = shell.host
         shell.run("mkdir", "-p", "-m", "755", host.home)
-        say(host, f"installing {wheel.name}, and what it needs at locked versions")
+        say(host, f"installing {wheel.name}, and its dependencies at locked versions")
         _install_package(shell, wheel)
         if certificates is not None:
             shell.run("mkdir", "-p", "-m", "700", host.certificate_folder)
@@ -103,7 +103,7 @@ def install(
 
 
 def _check_lab(hosts: Hosts, certificates: Path) -> None:
-    """Refuse the authority of another lab: its certificates would make the agent that lab's node."""
+    """Raise `UserError` for the authority of another lab: its certificates would make the agent that lab's node."""
     path = certificates / "lab.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["lab"]
@@ -119,7 +119,7 @@ def _check_lab(hosts: Hosts, certificates: Path) -> None:
 
 
 def _install_package(shell: Shell, wheel: Path) -> None:
-    """Install the wheel and its dependencies in an environment of its own, which is made if missing."""
+    """Install the wheel and its dependencies in a virtual environment of its own, which is created if missing."""
     home = shell.host.home
     shell.run("mkdir", "-p", f"{home}/locks")
     with as_file(files("testbed.lab.remote")) as here:

@@ -1,4 +1,4 @@
-"""Runs an operation on many machines at once, with one outcome each: a failure does not stop the others."""
+"""Runs an operation on many machines in parallel, with one outcome per machine; a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Outcome(Generic[T]):
 def everywhere(
     hosts: Hosts, chosen: Sequence[Host], act: Callable[[Shell], T], done: Callable[[Outcome[T]], None] = lambda _: None
 ) -> list[Outcome[T]]:
-    """Log in at each chosen machine and act there; `done` is called as each ends. Returns outcomes in their order."""
+    """Log in to each chosen machine and call `act`; return outcomes in the order of `chosen`.
+
+    `done` is called with each outcome as soon as the machine's operation has ended.
+    """
 
     def on_one(host: Host) -> Outcome[T]:
         try:

@@ -1,4 +1,4 @@
-"""The machines of a lab, in a file: the ssh address of each, and the settings of its agent.
+"""The hosts file: the machines of a lab, with the ssh address of each and the settings of its agent.
 
 lab = "lab-1"
 broker = "mqtts://192.0.2.1:8883"
@@ -32,10 +32,10 @@ DEFAULT_FILE = Path("hosts.toml")
 
 
 def _like(pattern: str, expected: str) -> AfterValidator:
-    """Return a validator that the whole text matches `pattern`; `expected` describes it to people.
+    """Return a validator that requires the whole text to match `pattern`; `expected` describes the form to people.
 
-    The values go into units of systemd and into command lines. So none may hold a blank, a quote, a backslash, a dollar
-    sign or a control character; a percent sign is doubled in units.
+    The values are written into systemd units and command lines. So they must not contain a blank, a quote, a backslash,
+    a dollar sign or a control character; a percent sign is doubled in units.
     """
     whole = re.compile(pattern)
 
@@ -52,7 +52,7 @@ _IN_URL = r"([A-Za-z0-9._~-]|%[0-9A-Fa-f]{2})+"
 Name = Annotated[
     str, _like(r"[a-z0-9][a-z0-9-]{0,62}", "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit")
 ]
-# so that no name can inject a shell command or an option of ssh
+# restricted so that no name can inject a shell command or an option of ssh
 Target = Annotated[
     str,
     _like(r"([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9.:-]{0,253}", "a name or an address, as root@192.0.2.11"),
@@ -81,7 +81,7 @@ class _Table(BaseModel):
 
 
 class Host(_Table):
-    """A node's machine. `service` keeps its agent running: systemd, or a script of ours without systemd."""
+    """A node's machine. `service` is the service manager of its agent: systemd, or our script without systemd."""
 
     name: Name
     ssh: Target
@@ -95,7 +95,7 @@ class Host(_Table):
     home: Folder = "/opt/dfrs-testbed"
     service: Literal["systemd", "script"] = "systemd"
     agent_memory_mib: Annotated[int, Field(ge=0, le=MOST_NODE_MEMORY_MIB)] = 512  # of the agent itself; 0: no bound
-    certificate: FolderOrNone = ""  # this and the next two are folders; those that are empty are in `home`
+    certificate: FolderOrNone = ""  # folder, as the next two; an empty value is a subfolder of `home`
     state_dir: FolderOrNone = ""
     image_dir: FolderOrNone = ""
 
@@ -116,7 +116,7 @@ class Host(_Table):
 
     @property
     def user(self) -> str | None:
-        """The login user; None for the one in ssh's own configuration."""
+        """The login user; None for the user in ssh's own configuration."""
         user, at, _ = self.ssh.rpartition("@")
         return user if at else None
 
@@ -127,7 +127,7 @@ class Host(_Table):
 
 
 class Head(_Table):
-    """The broker's machine: folders of its certificates and rules, and the command by which it reads both again."""
+    """The broker's machine: folders of its certificates and access rules, and the command that reloads both."""
 
     ssh: Target
     port: Annotated[int, Field(ge=1, le=65535)] = 22
@@ -137,13 +137,13 @@ class Head(_Table):
 
     @property
     def host(self) -> Host:
-        """The machine as a host for logins; it is no node."""
+        """The machine as a `Host` for ssh logins, although it is not a node."""
         machine = self.ssh.rpartition("@")[2]
         return Host(name="head", ssh=self.ssh, port=self.port, address=machine, cpus=1.0, memory_mib=1)
 
 
 class Hosts(_Table):
-    """All machines of a lab. `known_hosts` has their keys, `identity` is our own; by default those of ssh's user."""
+    """All machines of a lab. `known_hosts` is the file of their host keys, `identity` our key; by default ssh's own."""
 
     lab: Name
     broker: Broker
@@ -153,7 +153,7 @@ class Hosts(_Table):
     head: Head | None = None
 
     def choose(self, names: tuple[str, ...]) -> tuple[Host, ...]:
-        """Return the hosts of these names, all of them without any; raises `UserError`."""
+        """Return the hosts of these names, or all hosts if there are no names; raises `UserError`."""
         known = {host.name: host for host in self.hosts}
         for name in names:
             if name not in known:
@@ -164,7 +164,7 @@ class Hosts(_Table):
 
 
 def load_hosts(path: Path) -> Hosts:
-    """Read the file; raises `UserError` that names key and value."""
+    """Read a hosts file; raises `UserError` with key and value."""
     try:
         return read_hosts(path.read_text(encoding="utf-8"), path)
     except OSError as error:
@@ -176,7 +176,7 @@ def load_hosts(path: Path) -> Hosts:
 
 
 def read_hosts(text: str, path: Path) -> Hosts:
-    """Read `text`, the content of the file at `path`; raises `UserError` that names key and value."""
+    """Parse `text`, the content of the file at `path`; raises `UserError` with key and value."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -185,7 +185,7 @@ def read_hosts(text: str, path: Path) -> Hosts:
 
 
 def check_hosts(data: dict[str, object], path: Path) -> Hosts:
-    """Check the content of the file."""
+    """Validate the content of the file at `path`; raises `UserError` with key and value."""
     try:
         hosts = Hosts.model_validate(data)
     except ValidationError as error:

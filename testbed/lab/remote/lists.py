@@ -1,4 +1,4 @@
-"""Distribution of lists of revoked certificates to the machines that check them, over ssh."""
+"""Distributes certificate revocation lists over ssh to the machines that check them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODE_LISTS = ("ca.crl", "peers.crl")
 def to_broker(folder: Path, head: Head, rules: dict[str, str]) -> Callable[[Shell], str]:
     """Return a function that copies the lists of `folder` and the rules (file name to text) to the broker, and reloads.
 
-    The broker owns these files afterwards, because it reads them after it has dropped root.
+    The broker's user owns these files afterwards, because the broker reads them after it has dropped root rights.
     """
 
     def act(shell: Shell) -> str:

@@ -1,4 +1,4 @@
-"""One machine over ssh: its key must be known, arguments are quoted, and there is no interactive input."""
+"""Commands and file transfers on one machine over ssh: the host key must be known, and arguments are quoted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RemoteError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A machine with an open login."""
+    """An open ssh connection to a machine."""
 
     host: Host
     connection: Connection
@@ -53,11 +53,11 @@ class Shell:
             raise RemoteError(self.host.name, words[0], str(error)) from None
         if not done.ok:
             last = (done.stderr or done.stdout).strip().splitlines()
-            raise RemoteError(self.host.name, words[0], f"exit code {done.exited}: {last[-1] if last else 'no word'}")
+            raise RemoteError(self.host.name, words[0], f"exit code {done.exited}: {last[-1] if last else 'no output'}")
         return str(done.stdout)
 
     def put(self, source: Path, target: str, mode: int = 0o644) -> None:
-        """Copy a file there, renamed to its name only when it is complete."""
+        """Copy a file to the machine, atomically: under a temporary name until it is complete."""
         part = f"{target}.part"
         try:
             self.connection.put(str(source), part)
@@ -68,7 +68,7 @@ class Shell:
             raise RemoteError(self.host.name, f"copying {source.name}", str(error)) from None
 
     def write(self, text: str, target: str, mode: int = 0o644) -> bool:
-        """Write a text file there; returns whether its content changed."""
+        """Write a text file on the machine, atomically; return whether its content changed."""
         sftp = self.connection.sftp()
         with contextlib.suppress(OSError), sftp.open(target, "r") as file:
             if file.read().decode("utf-8", "replace") == text:
@@ -85,7 +85,7 @@ class Shell:
 
 @contextlib.contextmanager
 def log_in(hosts: Hosts, host: Host) -> Iterator[Shell]:
-    """Log in at a machine with a key or an agent of ssh; raises `RemoteError`, also for a key that is not known."""
+    """Log in to a machine with a key or the ssh agent; raises `RemoteError`, also for an unknown host key."""
     try:
         from fabric import Config, Connection  # noqa: PLC0415  # heavy, and an extra
         from paramiko import RejectPolicy, SSHException  # noqa: PLC0415  # as above
@@ -103,7 +103,7 @@ def log_in(hosts: Hosts, host: Host) -> Iterator[Shell]:
         connect_kwargs=kwargs,
     )
     client = connection.client
-    client.set_missing_host_key_policy(RejectPolicy())  # its default accepts any key
+    client.set_missing_host_key_policy(RejectPolicy())  # fabric's default accepts any key
     client.load_system_host_keys(None if hosts.known_hosts is None else str(hosts.known_hosts.expanduser()))
     with connection:
         try:

@@ -1,4 +1,4 @@
-"""The agent's command line and its unit of systemd: the one place for `testbed node add` and for the Ansible role."""
+"""The agent's command line and systemd unit, for both `testbed node add` and the Ansible role."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.lab.remote.hosts import Host
 _RUNTIME = "/run/"
 _HIDDEN = ("/home", "/root", "/run/user")  # by ProtectHome
 
-_PLAIN = re.compile(r"[A-Za-z0-9_:/.,@%+=?&~\[\]-]+")  # literal for systemd, but for the percent sign
+_PLAIN = re.compile(r"[A-Za-z0-9_:/.,@%+=?&~\[\]-]+")  # literal for systemd, except for the percent sign
 
 _UNIT = """# Written by the testbed; change it by `systemctl edit dfrs-agent`.
 [Unit]
@@ -26,19 +26,19 @@ ExecStart={command}
 Restart=always
 RestartSec=2
 TimeoutStopSec=60
-# what keeps its guests, and destroys them at their fences, outlives an agent that is killed; one that ends in order
-# ends all of it
+# the processes that keep guests, and destroy them at their fences, outlive a killed agent; an agent that ends normally
+# ends these processes itself
 KillMode=process
-# its guests' groups are below its own, and no reload of systemd touches their quotas
+# the control groups of guests are below this unit's group, so a reload of systemd does not reset their quotas
 Slice=dfrs.slice
 Delegate=cpu cpuset memory pids
-# one process that the kernel ends for want of memory, be it a guest, must not end the others
+# a process that the kernel kills for lack of memory, such as a guest, must not end the others
 OOMPolicy=continue
 {memory}
-# systemd's journal is bounded by its own configuration; this keeps one unit from filling it
+# the size of systemd's journal is bounded by its own configuration; this limit keeps one unit from filling it
 LogRateLimitIntervalSec=30
 LogRateLimitBurst=3000
-# root without its powers: what is left is for control groups, page caches of images, and libvirt's socket
+# root with few capabilities: the remaining ones are for control groups, page caches of images, and libvirt's socket
 NoNewPrivileges=true
 CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL CAP_SYS_NICE
 AmbientCapabilities=
@@ -80,7 +80,7 @@ def command_of(lab: str, broker: str, host: Host) -> list[str]:
 
 
 def unit(lab: str, broker: str, host: Host) -> str:
-    """Return the unit of a machine's agent; raises `UserError` for folders that it could not reach."""
+    """Return the systemd unit of a machine's agent; raises `UserError` for folders that are hidden from the unit."""
     for folder in (host.home, host.certificate_folder, host.state_folder, host.image_folder):
         if any(PurePosixPath(folder).is_relative_to(hidden) for hidden in _HIDDEN):
             raise UserError(
@@ -96,14 +96,14 @@ def unit(lab: str, broker: str, host: Host) -> str:
 
 
 def _word(host: Host, word: str) -> str:
-    """Return an argument in systemd's form; raises `UserError` for one that systemd would read differently."""
+    """Return an argument in systemd's syntax; raises `UserError` for a text that systemd would interpret."""
     if not _PLAIN.fullmatch(word):
         raise UserError(f"node {host.name}: {shown(word)}: expected a word of a unit, without blanks, quotes, \\ and $")
     return word.replace("%", "%%")
 
 
 def _folders(host: Host) -> list[str]:
-    """Return the writable folders of the unit: the agent's claims, state and images, and consoles of ended guests."""
+    """Return the unit's settings for writable folders: claims, state and images of the agent, consoles of guests."""
     lines = ["StateDirectory=dfrs-agent", "StateDirectoryMode=0755"]
     writable = [host.image_folder]
     name = host.state_folder.removeprefix(_RUNTIME)
@@ -116,10 +116,10 @@ def _folders(host: Host) -> list[str]:
 
 
 def _memory(host: Host) -> str:
-    """Return the unit's memory bound, if its guests are not part of it.
+    """Return the unit's memory bound, if its guests are not part of the unit.
 
-    Page cache counts in it: images that the agent copies are as large as the node's memory, and their cached pages make
-    restores fast.
+    The bound includes page cache: images that the agent copies are as large as the node's memory, and their cached
+    pages make restores fast.
     """
     if not host.agent_memory_mib or traits_of(host.driver).guests_are_children:
         return "# no MemoryMax: guests may be processes below this unit; the agent bounds itself, --agent-memory-mib"

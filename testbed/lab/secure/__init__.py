@@ -1,1 +1,1 @@
-"""Access to the bus of a lab: its own certificates, and the broker's rules for each of them."""
+"""Access control of a lab's bus: its certificate authorities, and the broker's access rules for each party."""

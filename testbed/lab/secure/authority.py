@@ -1,18 +1,18 @@
-"""A lab's own certificate authorities, in a folder that stays with the owner of the lab.
+"""Certificate authorities of a lab, in a folder that stays with the owner of the lab.
 
-There are three: one for the broker, one for agents, one for controllers. Agents and controllers connect to different
-listeners of the broker (`testbed.lab.secure.broker`), each of which trusts one of them: a compromised node can never
-pass for a controller under any name. Certificates are by elliptic curve (P-256), for TLS 1.3.
+There are three authorities: for the broker, for agents, and for controllers. Agents and controllers connect to
+different listeners of the broker (`testbed.lab.secure.broker`), each of which trusts one authority. So a compromised
+node cannot authenticate as a controller under any name. Keys are on the elliptic curve P-256, for TLS 1.3.
 
     lab.json                        the lab's name
     {broker,agents,controllers}-ca.{pem,key,crl}
     issued.jsonl                    every certificate that was issued (`testbed.lab.secure.revocation`)
     broker/                         cert.pem, key.pem, {agents,controllers}-ca.{pem,crl}
     nodes/NAME/                     cert.pem, key.pem, ca.{pem,crl} (the broker's), peers.{pem,crl} (the other agents'),
-                                    farewell-due (empty) from its revocation until the lab was told of it
+                                    farewell-due (empty) from its revocation until its connection was ended
     controllers/NAME/               cert.pem, key.pem, ca.{pem,crl}
 
-The `.crl` beside an authority's `.pem` is its list of revoked certificates.
+The `.crl` beside an authority's `.pem` is its certificate revocation list.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from testbed.host.whole_files import write_whole
 from testbed.lab.secure import revocation
 
 Party = Literal["broker", "node", "controller"]
-CONTROLLER_PREFIX = "controller."  # of a common name: no node can have such a name, as names of nodes have no dot
+CONTROLLER_PREFIX = "controller."  # of a common name; names of nodes have no dot, so no node can have such a name
 DAYS = 397
 _CA_DAYS = 3650
-_SKEW = dt.timedelta(minutes=5)  # clocks of nodes may be behind
+_SKEW = dt.timedelta(minutes=5)  # tolerance for clocks of nodes that are behind
 _CA_OF: dict[Party, str] = {"broker": "broker-ca", "node": "agents-ca", "controller": "controllers-ca"}
 _FAREWELL = "farewell-due"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -62,7 +62,7 @@ class Held:
 class Revoked:
     """The result of a revocation: numbers of newly and previously listed certificates, and the written files.
 
-    `written` are the files of the authority's folder that changed: its list, and the copies in folders of parties.
+    `written` are the changed files in the authority's folder: its list, and the copies in folders of parties.
     """
 
     new: int
@@ -71,7 +71,7 @@ class Revoked:
 
 
 class Authority:
-    """The authorities of one lab, in a folder that only its owner reads."""
+    """The certificate authorities of one lab, in a folder that only its owner can read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,7 +82,7 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, lab: str) -> Authority:
-        """Make the authorities, or return existing ones; raises `UserError` if they are another lab's."""
+        """Create the authorities, or return existing ones; raises `UserError` if those belong to another lab."""
         check_name("lab", lab)
         if (folder / "lab.json").exists():
             found = cls(folder)
@@ -116,11 +116,11 @@ class Authority:
         renew_before_days: float = 30,
         readmit: bool = False,
     ) -> tuple[Held, bool]:
-        """Return the certificate of a party, and whether it was made now: there was none, or it expires too soon.
+        """Return the certificate of a party, and whether it was issued now.
 
-        `hosts` are the names and addresses of the party: the broker needs some, a node has those of its image server. A
-        certificate for other hosts is replaced. A party whose certificate was revoked gets a new one only with
-        `readmit`; else this is a `UserError`.
+        A new certificate is issued if there is none, if it expires within `renew_before_days`, or if it is for other
+        hosts. `hosts` are the names and addresses of the party: the broker needs at least one, a node has those of its
+        image server. For a party whose certificate was revoked, `UserError` is raised without `readmit`.
         """
         folder = self._folder(party, name)
         found = self._held(party, folder)
@@ -139,27 +139,27 @@ class Authority:
             return found, False
         self._make(party, name, folder, wanted, days)
         if party == "node":
-            self.farewell_said(name)  # a readmitted node must not be disconnected from the broker
+            self.farewell_said(name)  # a pending farewell must not disconnect a readmitted node
         made = self._held(party, folder)
         if made is None:
             raise UserError(f"{folder}: the certificate that was written there cannot be read")
         return made, True
 
     def stand_in(self, name: str, folder: Path) -> None:
-        """Write a certificate of a node's name for our own use, for a day, into a folder of ours."""
+        """Issue a certificate of a node's name for our own use, valid for a day, into `folder`."""
         self._make("node", name, folder, (), 1)
 
     def _make(self, party: Party, name: str, folder: Path, hosts: tuple[str, ...], days: int) -> None:
-        """Write a party's certificate and its trusted authorities, and log it."""
+        """Issue a party's certificate, write it with the party's trusted authorities, and log it."""
         ca, ca_key = self._load(_CA_OF[party])
         key = ec.generate_private_key(ec.SECP256R1())
-        both = party == "node"  # it fetches images from other nodes, and serves its own
+        both = party == "node"  # a node fetches images from other nodes, and serves its own
         uses = [ExtendedKeyUsageOID.SERVER_AUTH] if party == "broker" or both else []
         uses += [ExtendedKeyUsageOID.CLIENT_AUTH] if party != "broker" else []
         builder = (
             _builder(_name(_common_name(party, name)), ca.subject, key.public_key(), days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            # Not critical for nodes: libvirt and QEMU refuse keys that may not encipher others, and these need not.
+            # Not critical for nodes: libvirt and QEMU refuse a critical usage without key encipherment.
             .add_extension(_usage(signs=False), critical=not both)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         )
@@ -169,15 +169,16 @@ class Authority:
         cert = builder.sign(ca_key, hashes.SHA256())
         self._hand_out(party, folder)
         known = {each.serial for each in revocation.issued(self.folder)}
-        for serial in sorted((self._serials(party, name) | {cert.serial_number}) - known):  # also older than the log
+        for serial in sorted((self._serials(party, name) | {cert.serial_number}) - known):  # also those before the log
             revocation.note_issued(self.folder, party, name, serial)
         _write(folder / "key.pem", _key_bytes(key))
         _write(folder / "cert.pem", _cert_bytes(cert))
 
     def revoke(self, party: Party, name: str = "") -> Revoked:
-        """Revoke every certificate that a party ever got, and put the list into the folders of all that check it.
+        """Revoke every certificate that a party ever got, and copy the list to the folders of all parties that use it.
 
-        Idempotent: a repetition only adds missing entries. Raises `UserError` for a party that has no certificate.
+        The method is idempotent: a repeated call only adds missing entries. Raises `UserError` for a party that has no
+        certificate.
         """
         serials = self._serials(party, name)
         if not serials:
@@ -190,7 +191,7 @@ class Authority:
         path = self.folder / f"{stem}.crl"
         if party == "node" and not serials <= set(revocation.revoked(path)):
             self._farewell(name).parent.mkdir(mode=0o700, exist_ok=True)
-            _write(self._farewell(name), b"")  # first: the next command completes one that was killed in between
+            _write(self._farewell(name), b"")  # first, so that a later command completes an interrupted revocation
         new = revocation.revoke_serials(path, *self._load(stem), serials)
         written = [path] if new else []
         for held in self.held():
@@ -198,20 +199,20 @@ class Authority:
         return Revoked(len(new), len(serials) - len(new), tuple(written))
 
     def farewell_due(self, name: str) -> bool:
-        """Whether a node was revoked whose connection at the broker has not been ended since then."""
+        """Whether a node was revoked and its connection to the broker has not been ended since."""
         return self._farewell(name).exists()
 
     def farewell_said(self, name: str) -> None:
-        """Record that a node has no connection from before its revocation."""
+        """Record that a node has no connection any more from before its revocation."""
         self._farewell(name).unlink(missing_ok=True)
 
     def lists(self) -> None:
-        """Make missing revocation lists of a lab that is older than the lists, for all parties that check them."""
+        """Create missing revocation lists, for all parties that use them, in a lab from before there were lists."""
         for held in list(self.held()):
             self._hand_out(held.party, held.folder)
 
     def held(self) -> Iterator[Held]:
-        """Return every certificate that was issued: the broker's, then nodes and controllers by name."""
+        """Yield the current certificate of each party: the broker's, then those of nodes and controllers by name."""
         places: list[tuple[Party, Path]] = [("broker", self.folder / "broker")]
         places += [("node", path) for path in sorted((self.folder / "nodes").glob("*"))]
         places += [("controller", path) for path in sorted((self.folder / "controllers").glob("*"))]
@@ -221,7 +222,7 @@ class Authority:
                 yield found
 
     def let_in(self, party: Party) -> list[str]:
-        """Return the names in a party's valid certificates, which are the ones in the broker's rules."""
+        """Return the names of a kind of party in certificates that are not revoked, for the broker's access rules."""
         return [held.name for held in self.held() if held.party == party and not held.revoked]
 
     def _hand_out(self, party: Party, folder: Path) -> list[Path]:
@@ -243,9 +244,9 @@ class Authority:
         return serials if cert is None else serials | {cert.serial_number}
 
     def _out_since(self, party: Party, name: str) -> dt.datetime | None:
-        """Return when the last of a party's certificates was revoked (UTC), None if one of them is valid.
+        """Return when the last of a party's certificates was revoked (UTC), None if one of them is not revoked.
 
-        The certificate of an interrupted farewell does not count.
+        The certificate of an interrupted farewell is ignored.
         """
         listed = revocation.revoked(self.folder / f"{_CA_OF[party]}.crl")
         serials = self._serials(party, name)
@@ -363,5 +364,5 @@ def _cert_bytes(cert: x509.Certificate) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically that only its owner can read."""
+    """Write a file atomically, readable only for its owner."""
     write_whole(path, content, mode=0o600)

@@ -1,16 +1,16 @@
-"""Mosquitto's configuration for a lab beyond one machine: two listeners, TLS 1.3, and the rules of each party.
+"""Mosquitto's configuration for a lab of several machines: two listeners, TLS 1.3, and access rules for each party.
 
-Agents use one listener, which trusts only certificates of agents and names each client by its certificate: no node can
-take over another node's session by claiming its client id. Controllers use the other.
+Agents use one listener, which trusts only certificates of agents and takes each client's id from its certificate. So no
+node can take over another node's session by claiming its client id. Controllers use the other listener.
 
-Mosquitto's rules refuse no subscription: they are applied to each message before its delivery, while a subscription
-takes memory, about 700 bytes for each level of a topic. A megabyte of subscriptions would end the broker. So the
-agents' listener has Mosquitto's plugin of dynamic security beside the rules, with a file of each agent's permitted
-subscriptions: it refuses all others before they take memory.
+Mosquitto's access rules (ACL) do not refuse subscriptions: they are applied to each message before its delivery. But a
+subscription takes about 700 bytes of memory for each level of its topic, so a megabyte of subscriptions would end the
+broker. Therefore the agents' listener also has Mosquitto's plugin of dynamic security, with a file of each agent's
+permitted subscriptions. The plugin refuses all other subscriptions before they take memory.
 
 The topics that one agent may write to are finite: three of its own, one for replies to each controller, and those on
-which other nodes get shares. So a compromised agent can leave at most that many retained messages at the broker, as
-Mosquitto cannot forbid them by topic.
+which other nodes get shares. Mosquitto cannot forbid retained messages by topic, so a compromised agent can leave at
+most that many retained messages at the broker.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from testbed.lab.secure.authority import CONTROLLER_PREFIX
 from testbed.lab.secure.broker_log import UNWANTED
 
 AGENT_PORT, CONTROLLER_PORT = 8883, 8884
-SUBSCRIPTIONS = "agents-subscriptions.json"  # read when the broker starts; a reload does not read it again
-_PLUGIN = "mosquitto_dynamic_security.so"  # of Mosquitto's own package, in the linker's path
-_ANYTHING = ("#", "$share/#", "+/#")  # the first excludes topics that begin with $
+SUBSCRIPTIONS = "agents-subscriptions.json"  # read only when the broker starts, not at a reload
+_PLUGIN = "mosquitto_dynamic_security.so"  # part of Mosquitto's package, in the linker's path
+_ANYTHING = ("#", "$share/#", "+/#")  # `#` does not match topics that begin with $
 SAVE_EVERY_S = 30  # the age of a restarted broker's state after a kill; the quotas bound the size of each write
 
 
 def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parted: str = "") -> str:
     """Return the access rules of agents.
 
-    Each writes under its own name, replies to `controllers`, and writes to the topics on which other nodes get shares:
-    the secret of a job decides whose word counts there. It reads its commands, the lease, and its own such topic.
-    In the name of the node `parted`, if any, only its status may be written: `testbed.lab.secure.farewell` needs that.
+    Each agent may write its own topics, its replies to `controllers`, and the topics on which other nodes get shares,
+    where messages are authenticated by the secret of a job. Each agent may read its commands, the lease, releases of
+    leases, and its own topic for shares. For the node `parted`, if any, only its status may be written, which
+    `testbed.lab.secure.farewell` needs.
     """
-    lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
+    lines = [f"# Agents of lab {lab}: a user that is not listed here has no access."]
     for node in nodes:
         lines += ["", f"user {topics.check_name('node', node)}"]
         lines += [f"topic write {topics.node_topic(lab, node, kind)}" for kind in ("status", "telemetry", "event")]
@@ -58,7 +59,7 @@ def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parte
 def agents_subscriptions(lab: str, nodes: Sequence[str]) -> str:
     """Return the agents' permitted subscriptions, as configuration of Mosquitto's plugin of dynamic security.
 
-    The plugin leaves messages to `agents_acl`. A node that is not named here is not limited by it.
+    Messages are subject to `agents_acl`, not to the plugin. The plugin does not limit a node that is not listed here.
     """
     refused = [{"acltype": "subscribePattern", "topic": each, "priority": 0, "allow": False} for each in _ANYTHING]
 
@@ -82,7 +83,7 @@ def agents_subscriptions(lab: str, nodes: Sequence[str]) -> str:
 
 def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
     """Return the access rules of controllers: read agents' messages, command, hold the lease, read the load."""
-    lines = [f"# Controllers of lab {lab}: who is not named here may do nothing."]
+    lines = [f"# Controllers of lab {lab}: a user that is not listed here has no access."]
     for name in controllers:
         lines += ["", f"user {CONTROLLER_PREFIX}{topics.check_name('controller', name)}"]
         lines += [f"topic read {topics.node_topic(lab, topics.ANY, kind)}" for kind in ("status", "telemetry", "event")]
@@ -98,7 +99,7 @@ def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
 
 
 def filtered_command(config: Path, program: Path = Path("/usr/sbin/mosquitto")) -> list[str]:
-    """Return the command that becomes Mosquitto, in the same process, without the per-packet lines in its log."""
+    """Return the command that executes Mosquitto in its own process, without the per-packet lines in the log."""
     script = f"exec {program} -c {config} 2> >(exec grep --line-buffered -Ev '{UNWANTED}' >&2)"
     return ["/bin/bash", "-c", script]
 
@@ -110,10 +111,10 @@ def mosquitto_config(
 ) -> str:  # fmt: skip
     """Return a mosquitto.conf; `certificates` is the broker's folder of `testbed.lab.secure.authority`.
 
-    The rules are expected in `acl_dir` as agents.acl and controllers.acl, the agents' subscriptions as `SUBSCRIPTIONS`;
-    `user` is Mosquitto's user. With `log_denied` it logs denied messages, and one or more lines per packet, which
-    `filtered_command` drops. Raises `UserError` for a value that Mosquitto would read differently, such as one of
-    several lines.
+    The access rules are expected in `acl_dir` as agents.acl and controllers.acl, the agents' subscriptions as
+    `SUBSCRIPTIONS`; `user` is Mosquitto's user. With `log_denied` Mosquitto logs denied messages, and one or more lines
+    per packet, which `filtered_command` drops. Raises `UserError` for a value that Mosquitto would interpret, such as a
+    value of several lines.
     """
     for key, value, pattern, expected in (
         ("bind", bind, r"[A-Za-z0-9:][A-Za-z0-9.:-]{0,253}", "a name or an address, as 192.0.2.1"),
@@ -144,7 +145,7 @@ def mosquitto_config(
         ]
     lines += [
         "",
-        f"clientid_prefixes {topics.CLIENT_PREFIX}",  # no controller can claim the id of an agent, which is its name
+        f"clientid_prefixes {topics.CLIENT_PREFIX}",  # no controller can claim an agent's id, which is the node's name
         f"user {user}",
         "set_tcp_nodelay true",
         *mosquitto_quotas(),
@@ -155,6 +156,6 @@ def mosquitto_config(
         "log_type error",
         "log_type warning",
         "log_type notice",
-        f"log_type {'debug' if log_denied else 'subscribe'}",  # which logs subscriptions as well, refused or not
+        f"log_type {'debug' if log_denied else 'subscribe'}",  # debug logs subscriptions as well, refused or not
     ]
     return "\n".join(lines) + "\n"

@@ -1,9 +1,9 @@
-"""Mosquitto's log of a lab, searched for denied messages and for clients on the wrong listener.
+"""Searches Mosquitto's log of a lab for suspicious acts, such as denied messages and refused connections.
 
 Mosquitto logs denied messages and refused subscriptions only at its debug level, together with every packet. `UNWANTED`
 matches the lines that a filter drops: one or more per packet. This module decides which subscriptions a client may
 have. Client ids and user names in these lines are those of certificates. Topics have no ASCII control characters, but
-may have others that Python treats as the end of a line: a log is split only at line feeds.
+may have other characters that Python treats as the end of a line, so a log is split only at line feeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.bus.suspicious_acts import SOMEBODY, Act, ActKind
 from testbed.errors import UserError
 from testbed.lab.secure.authority import CONTROLLER_PREFIX
 
-UNWANTED = r"^[0-9]+: (Received (PUB|PING|DISC|AUTH)|Sending |No will |Will message )"  # as grep -E reads it
+UNWANTED = r"^[0-9]+: (Received (PUB|PING|DISC|AUTH)|Sending |No will |Will message )"  # in the syntax of grep -E
 NAMESAKES = 5  # takeovers of its own session that a client may make after lost connections
 
 _LINE = re.compile(r"(?P<unix_s>\d+): (?P<text>.*)")
@@ -38,7 +38,7 @@ _SUBSCRIPTION = re.compile(r"(?P<client>\S+) [0-2] (?P<pattern>.+)")
 
 @dataclass(slots=True)
 class _Reader:
-    """State from earlier lines: `asks` is the client of the present SUBSCRIBE, `asked` its last topic."""
+    """Parser state from earlier lines: `asks` is the client of the current SUBSCRIBE, `asked` its last topic."""
 
     lab: str
     users: dict[str, str] = field(default_factory=dict)
@@ -80,7 +80,10 @@ class _Reader:
         return self._failed_handshake(text, unix_s)
 
     def _failed_handshake(self, text: str, unix_s: float) -> Act | None:
-        """Read a line of TLS: it names the host only if all data had arrived when the broker accepted."""
+        """Return the refused TLS handshake in a line, if any.
+
+        The line itself has the client's host only if all data had arrived when the broker accepted the connection.
+        """
         failed = _TLS.fullmatch(text) or _FAILED.fullmatch(text)
         if failed is None or failed["why"] == _CUT_OFF:
             return None
@@ -116,5 +119,5 @@ def acts_of(lines: Iterable[str], lab: str, since_unix_s: float = 0.0) -> Iterat
 def _may_read(lab: str, node: str, pattern: str) -> bool:
     try:
         return pattern in topics.readable_by(lab, node)
-    except UserError:  # no node has such a name
+    except UserError:  # not a valid name of a node
         return False

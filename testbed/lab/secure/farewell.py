@@ -1,7 +1,7 @@
-"""Ends a revoked node's open connection at the broker, and reports to the lab that the node is gone.
+"""Ends a revoked node's open connection to the broker, and publishes that the node is gone.
 
-The broker checks certificates when a connection begins. A new connection under a client's name ends the old one, so the
-owner of the lab makes one, with a certificate of the node's name that is used only for this.
+The broker checks certificates only when a connection begins. A new connection under a client's name ends the old one.
+So the owner of the lab opens such a connection, with a certificate of the node's name that is used only for this.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from testbed.errors import UserError
 if TYPE_CHECKING:
     from testbed.lab.secure.authority import Authority
 
-_READS_WITHIN_S = 10.0  # a broker reads its lists at once after a reload signal
+_READS_WITHIN_S = 10.0  # ample: a broker reads its lists at once after a reload signal
 _AGAIN_S = 0.2
 
 
 def say_farewell(authority: Authority, broker_url: str, name: str) -> str:
-    """End the connection of a node whose revocation the broker is reading now; returns the error, or an empty string.
+    """End a node's connection once the broker has read its revocation; return the error, or an empty string.
 
-    The broker's rules must let the node write its status. Afterwards the certificate used must be revoked as well, with
-    or without success.
+    The broker's access rules must let the node write its status. Afterwards the caller must revoke the certificate that
+    was used here as well, with or without success.
     """
     own = authority.folder / "nodes" / name
     try:
         address = BrokerAddress.parse(broker_url, own)
         if not address.tls:
-            return f"broker {address}: expected mqtts://, as certificates are of no use without"
+            return f"broker {address}: expected mqtts://, which certificates require"
         return asyncio.run(_end(authority, address, name))
     except (UserError, BusError, OSError) as error:
         return str(error)
@@ -46,9 +46,9 @@ def say_farewell(authority: Authority, broker_url: str, name: str) -> str:
 
 async def _end(authority: Authority, address: BrokerAddress, name: str) -> str:
     ends_s = time.monotonic() + _READS_WITHIN_S
-    while await _lets_in(address):  # by the certificate that was revoked
+    while await _lets_in(address):  # with the revoked certificate
         if time.monotonic() > ends_s:
-            return f"broker {address}: it goes on letting {name} in: has it read the list?"
+            return f"broker {address}: it still accepts {name}: has it read the revocation list?"
         await asyncio.sleep(_AGAIN_S)
     topic = topics.node_topic(authority.lab, name, "status")
     gone = encode(

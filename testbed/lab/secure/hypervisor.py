@@ -1,15 +1,15 @@
 """Settings of a node's libvirt and QEMU for live migrations by TLS, and the paths of their certificates.
 
-Both ends show the certificate of their node's agent, whose authority is that of agents. libvirt reads its own
-certificate only from /etc/pki. A daemon accepts the other nodes of its lab, by the names in their certificates, and
-takes guests by TLS only.
+Both ends present the certificate of their node's agent, which the authority for agents has issued. libvirt reads its
+certificate only from /etc/pki. A daemon accepts the other nodes of its lab by the names in their certificates, and
+accepts guests by TLS only.
 
-QEMU has a port of its own for the memory of a guest that arrives. It requires a certificate of the agents' authority,
-of any node, and the machine's GnuTLS negotiates the TLS version: qemu.conf of libvirt 9 has no settings for names and
-versions.
+QEMU has a port of its own for the memory of an incoming guest. The port requires a certificate of the agents'
+authority, of any node, and the machine's GnuTLS negotiates the TLS version: qemu.conf of libvirt 9 has no settings for
+names and versions.
 
-A node that may send guests to a libvirtd has all rights of its clients, as libvirt has no smaller right. So nodes
-between which guests migrate live trust each other.
+A node that may send guests to a libvirtd has all rights of the daemon's clients, as libvirt has no lesser right. So
+nodes between which guests migrate live must trust each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from testbed.bus.topics import check_name
 
 PKI = Path("/etc/pki")
 QEMU_FOLDER = "qemu"
-# By path below /etc/pki: the file in a node's folder of `testbed.lab.secure.authority`.
+# Path below /etc/pki to the file in a node's folder of `testbed.lab.secure.authority`.
 FILES: Mapping[str, str] = {
     "CA/cacert.pem": "peers.pem",
     "libvirt/servercert.pem": "cert.pem",
@@ -38,32 +38,32 @@ FILES: Mapping[str, str] = {
 
 
 def libvirtd_settings(transport: Transport, address: str, others: Sequence[str]) -> dict[str, object]:
-    """Return libvirtd.conf's network settings: its address, and the nodes that may connect by `tls`: `others`."""
+    """Return libvirtd.conf's network settings; with `tls` only the nodes `others` may connect."""
     if transport == "tcp":
         return {"listen_tls": 0, "listen_tcp": 1, "listen_addr": address, "auth_tcp": "none"}
     return {
         "listen_tls": 1,
         "listen_tcp": 0,
         "listen_addr": address,
-        "auth_tls": "none",  # no password beside the certificate
+        "auth_tls": "none",  # no password in addition to the certificate
         "tls_no_verify_certificate": 0,
         "tls_no_sanity_certificate": 0,
-        "tls_allowed_dn_list": [f"CN={check_name('node', name)}" for name in others],  # no node if there are none
+        "tls_allowed_dn_list": [f"CN={check_name('node', name)}" for name in others],  # an empty list allows no node
         "tls_priority": "NORMAL:-VERS-ALL:+VERS-TLS1.3",
     }
 
 
 def qemu_settings(transport: Transport, address: str) -> dict[str, object]:
-    """Return qemu.conf's settings of migrations: they arrive at `address`, with `tls` from holders of a certificate."""
+    """Return qemu.conf's settings for incoming migrations at `address`; with `tls` the source needs a certificate."""
     where: dict[str, object] = {
         "migration_address": address,
-        "migration_host": address,  # a host name may have no address anywhere
+        "migration_host": address,  # an address, as a host name might not be resolvable
     }
     if transport == "tcp":
         return where
     return {
         **where,
         "migrate_tls_x509_cert_dir": str(PKI / QEMU_FOLDER),
-        "migrate_tls_x509_verify": 1,  # the source's certificate, too
+        "migrate_tls_x509_verify": 1,  # verify the source's certificate, too
         "migrate_tls_force": 1,
     }

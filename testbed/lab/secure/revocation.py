@@ -1,11 +1,11 @@
 """Revocation of a lab's certificates: one revocation list per authority, and a log of issued certificates.
 
-A list is an X.509 CRL [RFC 5280]. It exists from the beginning, as a party that checks lists refuses all others without
-one, and it expires only with its authority. A new list must be newer by at least a second: of two with the same time
-OpenSSL keeps the old one.
+A list is an X.509 CRL [RFC 5280]. It exists from the beginning, because a party that checks lists refuses all
+certificates without one, and it expires only with its authority. A new list must be newer by at least a second: of two
+lists with the same time OpenSSL keeps the old one.
 
-The log, `issued.jsonl`, names every certificate that a party ever got: after a rotation the earlier ones are still
-valid, so they are revoked as well.
+The log, `issued.jsonl`, names every certificate that a party ever got. After a rotation the earlier certificates are
+still valid, so a revocation must include them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.errors import UserError
 from testbed.host.whole_files import write_whole
 
 LOG = "issued.jsonl"
-_SKEW = dt.timedelta(minutes=5)  # clocks of brokers and nodes may be behind: a future list refuses everybody
+_SKEW = dt.timedelta(minutes=5)  # clocks of brokers and nodes may be behind, and a list from the future refuses all
 _SECOND = dt.timedelta(seconds=1)
 
 
@@ -48,7 +48,7 @@ def note_issued(folder: Path, party: str, name: str, serial: int) -> None:
 
 
 def issued(folder: Path) -> Iterator[Issued]:
-    """Return the log's entries, the oldest first; raises `UserError` that names an unreadable line."""
+    """Yield the log's entries, the oldest first; raises `UserError` with the number of an unreadable line."""
     path = folder / LOG
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
@@ -60,7 +60,7 @@ def issued(folder: Path) -> Iterator[Issued]:
 
 
 def revoked(path: Path) -> dict[int, dt.datetime]:
-    """Return the serials on a list with their dates (UTC); none without a list. Raises `UserError` for a broken one."""
+    """Return the serials on a list with their dates (UTC), none without a list; raises `UserError` for a bad list."""
     return {entry.serial_number: entry.revocation_date_utc for entry in _read(path) or ()}
 
 
@@ -102,7 +102,7 @@ def _write(
         x509.CertificateRevocationListBuilder()
         .issuer_name(ca.subject)
         .last_update(since)
-        .next_update(ca.not_valid_after_utc)  # an expired list would refuse everybody
+        .next_update(ca.not_valid_after_utc)  # with an expired list all certificates would be refused
         .add_extension(x509.CRLNumber(number), critical=False)
     )
     for serial, date in sorted(serials.items()):

@@ -1,1 +1,1 @@
-"""Broker, InfluxDB and Grafana of a lab as containers."""
+"""Containers for a lab's broker, InfluxDB and Grafana."""

@@ -1,4 +1,4 @@
-"""The services: images, ports, persistent data, and health checks."""
+"""Definitions of the services: container images, ports, volumes, and health checks."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ _MOSQUITTO_CONF = "\n".join(
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A container: it listens on `port` of the loopback interface, and keeps `data` in a volume.
+    """A service's container, which listens on `port` of the loopback interface, and has its folder `data` in a volume.
 
-    `files` are put in before it starts, owned by `owner`; `healthy` is a command that the engine runs inside.
+    `files` (path to text) are copied into the container before its start, owned by `owner`. `healthy` is the health
+    check, a command that the engine runs inside.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Service:
 
     @property
     def digest(self) -> str:
-        """The label of a container made from this description."""
+        """The digest of this description, a label of the container that is made from it."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -67,12 +68,12 @@ def services(
 ) -> dict[str, Service]:
     """Return all services by name; `images` and `ports` have one of each.
 
-    `influx_reader` is the token by which Grafana reads (`testbed.lab.services.readers`): never one with write access.
+    `influx_reader` is the token by which Grafana reads (`testbed.lab.services.readers`); it must not have write access.
     """
     return {
         "broker": Service(
             "broker", images["broker"], 1883, ports["broker"], "/mosquitto/data",
-            ("CMD-SHELL", "nc -w 2 127.0.0.1 1883 < /dev/null"),  # not every busybox's has -z
+            ("CMD-SHELL", "nc -w 2 127.0.0.1 1883 < /dev/null"),  # not every busybox has nc -z
             files={
                 "/mosquitto/config/mosquitto.conf": _MOSQUITTO_CONF,
                 "/mosquitto/config/passwords": f"{USER}:{mosquitto_hash(keys.broker_password)}\n",
@@ -105,7 +106,7 @@ def services(
 def _provisioning() -> dict[str, str]:
     here = files("testbed.lab.services") / "grafana"
     told = (here / "dashboards.yml").read_text(encoding="utf-8")
-    folder = "/etc/grafana/testbed-dashboards"  # the usual one is in the volume, which is mounted over it
+    folder = "/etc/grafana/testbed-dashboards"  # the volume would be mounted over the usual folder
     return {
         "/etc/grafana/provisioning/datasources/testbed.yml": (here / "datasources/testbed.yml").read_text("utf-8"),
         "/etc/grafana/provisioning/dashboards/testbed.yml": told.replace("/var/lib/grafana/dashboards/testbed", folder),

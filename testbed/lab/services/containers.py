@@ -1,4 +1,4 @@
-"""Services as containers of a Docker engine: made, inspected, removed."""
+"""Creates, inspects and removes the containers of services in a Docker engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """A service: `state` is Docker's, or "none"; `health` is the result of its own check."""
+    """Status of a service: `state` of its container, or "none"; `health` is the result of its health check."""
 
     name: str
     state: str
@@ -37,7 +37,7 @@ class ServiceStatus:
 
     @property
     def well(self) -> bool:
-        """Whether it runs and is healthy."""
+        """Whether the service runs and is healthy."""
         return (self.state, self.health) == ("running", "healthy")
 
 
@@ -62,9 +62,10 @@ def engine() -> Iterator[DockerClient]:
 
 
 def up(client: DockerClient, wanted: Sequence[Service], say: Callable[[str], None]) -> list[str]:
-    """Bring services up, and wait until each is healthy; return the names of new ones.
+    """Start services, and wait until each is healthy; return the names of new ones.
 
-    A correct existing service stays. A service that does not become healthy is removed again; its volume stays.
+    A running service with the same digest stays. A service that does not become healthy is removed again; its volume
+    stays.
     """
     if not client.networks.list(names=[NETWORK]):
         client.networks.create(NETWORK, labels={_SERVICE: "network"})
@@ -75,7 +76,7 @@ def up(client: DockerClient, wanted: Sequence[Service], say: Callable[[str], Non
             _until_healthy(there, service)
             continue
         if there is not None:
-            say(f"{service.name}: making it again: it {_why(there, service)}")
+            say(f"{service.name}: re-creating it: it {_why(there, service)}")
             _end(there)
         _fetch(client, service.image, say)
         say(f"{service.name}: starting {service.image}")
@@ -91,7 +92,10 @@ def up(client: DockerClient, wanted: Sequence[Service], say: Callable[[str], Non
 
 
 def down(client: DockerClient, names: Sequence[str], *, volumes: bool, say: Callable[[str], None]) -> list[str]:
-    """Remove services, the network with the last one, and their data with `volumes`; return what was removed."""
+    """Remove services, and with `volumes` their data; return the names of removed items.
+
+    The network is removed with the last service.
+    """
     gone = []
     for name in names:
         container = _find(client, name)
@@ -217,11 +221,11 @@ def _until_healthy(container: Container, service: Service) -> None:
             return
         if found.state not in {"running", "created"} or time.monotonic() > ends_s:
             raise RunError(f"{service.name}: {found.state}, {found.health}, not healthy{_said(container)}")
-        time.sleep(_LOOK_EVERY_S)  # the engine sends events, but not reliably the first one of health
+        time.sleep(_LOOK_EVERY_S)  # polled: the engine does not reliably send an event for the first health status
 
 
 def _said(container: Container) -> str:
-    """Return the last line of a container's output, or else of its check's output."""
+    """Return the last line of a container's output, else of its health check's output."""
     checks = container.attrs["State"].get("Health", {}).get("Log") or [{"Output": ""}]
     printed = container.logs(tail=5).decode(errors="replace").strip() or checks[-1]["Output"].strip()
     return f": {printed.splitlines()[-1]}" if printed else ""

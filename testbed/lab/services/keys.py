@@ -1,4 +1,4 @@
-"""The passwords of the services, made once and kept in a private file."""
+"""Credentials of the services, generated once and stored in a private file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ITERATIONS = 10_000
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Credentials: the broker's password of user `testbed`, InfluxDB's token, passwords of web pages."""
+    """Credentials: the broker's password of user `testbed`, InfluxDB's token, and passwords of the web interfaces."""
 
     broker_password: str
     influx_token: str
@@ -27,7 +27,7 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def new(cls) -> Self:
-        """Return new keys."""
+        """Return new random credentials."""
         return cls(*(secrets.token_urlsafe(24) for _ in range(4)))
 
 
@@ -46,12 +46,12 @@ def load_keys() -> Keys | None:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise UserError(
-            f"{path}: {error}: expected what `testbed services up` wrote; remove it with the volumes"
+            f"{path}: {error}: expected the file that `testbed services up` wrote; remove it with the volumes"
         ) from None
 
 
 def make_keys() -> Keys:
-    """Return the keys, made and written first if there are none."""
+    """Return the keys; generate and write them first if there are none."""
     if (found := load_keys()) is not None:
         return found
     keys, path = Keys.new(), keys_file()

@@ -1,4 +1,4 @@
-"""A token of InfluxDB for Grafana that may only read one bucket, made through the database's own interface."""
+"""Creates a read-only InfluxDB token for Grafana, restricted to one bucket, through the database's HTTP API."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _TIMEOUT_S = 10.0
 
 
 def read_token(url: str, token: str, org: str, bucket: str) -> str:
-    """Return the token of our authorization that may only read `bucket`; a missing one is made.
+    """Return the token of our authorization that may only read `bucket`; a missing authorization is created.
 
-    `token` is one that may make authorizations. Raises `RunError`.
+    `token` must have the right to create authorizations. Raises `RunError`.
     """
     orgs = _ask(url, token, f"/api/v2/orgs?org={quote(org)}").get("orgs") or []
     buckets = _ask(url, token, f"/api/v2/buckets?org={quote(org)}&name={quote(bucket)}").get("buckets") or []

@@ -1,4 +1,4 @@
-"""The most CPU time that a set of jobs can get by their deadlines, and the stretch at which it equals their work."""
+"""Capacity of a set of jobs (the CPU time until their deadlines), and the stretch at which it equals their work."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PRECISION = 1e-9  # relative, of the stretch of a cut, which is rounded down
 
 @kernel
 def capacity(release_s: Floats, deadline_s: Floats, rate: Floats, nodes: float) -> float:
-    """Return the CPU seconds that these jobs together can get at most: by the nodes, and by their rates (CPUs)."""
+    """Return the most CPU seconds that these jobs together can get; `nodes` and their rates (CPUs) limit them."""
     jobs = release_s.size
     times_s = np.concatenate((release_s, deadline_s))
-    active = 0  # without a job the demand is 0, whatever rounding left of it
+    active = 0  # without active jobs the demand is set to 0, as rounding errors may remain
     demand, before_s, total = 0.0, 0.0, 0.0
     for index in np.argsort(times_s, kind="mergesort"):
         if active > 0:

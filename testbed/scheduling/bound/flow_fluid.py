@@ -1,9 +1,9 @@
-"""The bound of one fluid machine, as fast as all nodes together, that every job can use whole.
+"""The stretch bound for one fluid machine that is as fast as all nodes together: each job can use all of it.
 
-On it the earliest deadline first meets all deadlines if any schedule does. That schedule is laid out job by
-job, in the order of deadlines: each fills the earliest time after its release that earlier deadlines left free.
-When one ends too late, the jobs laid out so far that were released since the machine was last free keep it busy until
-then in whatever order, and one of them must end there or later.
+On this machine, earliest deadline first meets all deadlines if any schedule does. That schedule is built job by job,
+in the order of deadlines: each job fills the earliest time after its release that earlier deadlines left free.
+When a job ends too late, take the jobs scheduled so far that were released since the machine was last free. In any
+order they keep the machine busy until then, so that one of them must end then or later.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def fluid_stretch(release_s: Floats, least_s: Floats, machine_s: Floats, at_leas
 
 @kernel
 def _forced_stretch(release_s: Floats, least_s: Floats, machine_s: Floats, deadline_s: Floats) -> float:
-    """Return the stretch forced by those that keep the machine busy past the worst missed deadline, 0 if none is."""
+    """Return the stretch forced by the jobs that keep the machine busy past the worst missed deadline, or 0."""
     jobs = release_s.size
     slot_end_s = np.empty(jobs)  # slot j is the time from release j to the next
     slot_end_s[:-1] = release_s[1:]
     slot_end_s[-1] = np.inf
     free_s = release_s.copy()  # where the free part of a slot begins
-    following = np.arange(jobs + 1)  # (J + 1,) a slot leads towards the next that is not full
+    following = np.arange(jobs + 1)  # (J + 1,) union-find: a slot points towards the next slot that is not full
     order = np.argsort(deadline_s, kind="mergesort")
     worst, worst_place, busy_from_s = 0.0, -1, 0.0
     for place, job in enumerate(order):
@@ -63,7 +63,7 @@ def _forced_stretch(release_s: Floats, least_s: Floats, machine_s: Floats, deadl
 
 @kernel
 def _fill(free_s: Floats, slot_end_s: Floats, following: Ints, slot: int, amount_s: float) -> int:
-    """Fill the free time from `slot` on; return the slot in which that ends."""
+    """Take `amount_s` of the free time from `slot` on; return the slot in which it ends."""
     while True:
         while following[slot] != slot:  # path halving, for later searches
             following[slot] = following[following[slot]]

@@ -1,7 +1,7 @@
-"""Augmenting paths: from jobs with work left to intervals with room, by way of jobs that can give way.
+"""Augmenting paths from jobs with work left to intervals with free capacity, through jobs that can be served elsewhere.
 
-A path goes from a job to an interval in which it can be sent more, and from an interval to a job from which it can take
-back. Jobs and intervals are vertices: job j is j, interval k is J + k.
+An arc leads from a job to an interval in which the job can be served more, or from an interval to a job whose service
+there can be taken back. Jobs and intervals are vertices: job j is vertex j, interval k is vertex J + k.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from testbed.scheduling.compiler import kernel
 
 @kernel
 def find_levels(network: Network, level: Ints, queue: Ints) -> tuple[int, int]:
-    """Set each vertex's distance from work left (-1: not reached), up to the nearest intervals with room.
+    """Set each vertex's distance from jobs with work left (-1: not reached), up to the nearest intervals with capacity.
 
-    Returns how many jobs have work left, which are at the front of `queue` (J,), and the level of those intervals,
+    Returns the number of jobs with work left, which come first in `queue` (J,), and the level of those intervals,
     -1 if there are none.
     """
     jobs = network.left.size
@@ -47,7 +47,7 @@ def find_levels(network: Network, level: Ints, queue: Ints) -> tuple[int, int]:
 
 @kernel
 def _reach_members(network: Network, interval: int, level: Ints, queue: Ints, queued: int) -> int:
-    """Queue the jobs from which this interval can take back; return how many are queued now."""
+    """Queue the jobs whose service in this interval can be taken back; return the number of queued jobs."""
     for job in network.members[network.members_from[interval] : network.members_from[interval + 1]]:
         if level[job] < 0 and network.sent[network.base[job] + interval] > network.tiny[job]:
             level[job] = level[network.left.size + interval] + 1
@@ -58,7 +58,7 @@ def _reach_members(network: Network, interval: int, level: Ints, queue: Ints, qu
 
 @kernel
 def send_along_levels(network: Network, level: Ints, sources: Ints, depth: int) -> None:
-    """Send along paths that climb a level a step until each holds a full arc: depth-first, no dead end twice."""
+    """Send a blocking flow along paths that climb one level per step; the depth-first search visits dead ends once."""
     jobs = network.left.size
     path = np.empty(depth + 1, np.int64)
     # (J + K,) the arc to try next: an interval for a job, a position among the members for an interval.
@@ -84,7 +84,7 @@ def send_along_levels(network: Network, level: Ints, sources: Ints, depth: int) 
 
 @kernel
 def _successor(network: Network, vertex: int, level: Ints, current: Ints) -> int:
-    """Return the vertex to which the first usable arc leads, from the current one on, or -1."""
+    """Return the head of the first usable arc of a vertex, from its current arc on, or -1."""
     jobs = network.left.size
     if vertex < jobs:
         for interval in range(current[vertex], network.past[vertex]):
@@ -107,7 +107,7 @@ def _successor(network: Network, vertex: int, level: Ints, current: Ints) -> int
 
 @kernel
 def _send(network: Network, path: Ints) -> None:
-    """Move along one path, from a job with work left to an interval with room, as much as it allows."""
+    """Send the most work that a path allows, from a job with work left to an interval with free capacity."""
     jobs = network.left.size
     source, sink = path[0], path[-1] - jobs
     amount = min(network.left[source], network.room[sink])

@@ -6,7 +6,7 @@ deadlines, the work p_j c_j |T_j| of every job can be divided over the intervals
 gets at most c_j |T_j| times the length of an interval (1d), and all jobs together |P| times it (1e): a
 transportation problem, solved as a maximum flow (`testbed.scheduling.bound.transport`).
 
-Where it has no solution, the minimum cut names jobs A whose work exceeds what they can get at all,
+Where it has no solution, the minimum cut names jobs A whose work exceeds the CPU time that they can get,
 
     capacity_A(S) = integral over t of min(|P|, sum of c_j |T_j| over j in A with r_j <= t < d_j(S)),
 
@@ -33,14 +33,14 @@ Kind = Literal["theorem1", "fluid"]
 
 ACCURACY = 1e-4  # relative
 
-# Fewer jobs are done sooner by the kernels as they stand than machine code is loaded; the value is the same.
+# For fewer jobs, plain Python kernels finish before machine code is loaded; the value is the same.
 COMPILED_FROM_JOBS = 200
-# The same if machine code has to be compiled first: that takes as long as plain kernels for a trace of this size.
+# The threshold if machine code must be compiled first, which takes as long as plain kernels for such a trace.
 _COMPILING_PAYS_FROM_JOBS = 10_000
 
 
 def will_compile(jobs: int) -> bool:
-    """Whether the first bound of so many jobs compiles its kernels: numba is there, and their machine code is not."""
+    """Whether the first bound of so many jobs compiles its kernels: numba is installed, and no code is cached."""
     return jobs >= COMPILED_FROM_JOBS and can_compile() and not is_cached(unserved)
 
 
@@ -55,11 +55,12 @@ def bound(
 ) -> float:
     """Return a lower bound, at least 1, on the maximum bounded stretch of `jobs` on `nodes` nodes [RR Theorem 1].
 
-    It is at most the optimum of Theorem 1, and at least that divided by (1 + `accuracy`). `tau_s` bounds the
-    stretch from below, in seconds. `kind` "fluid" leaves constraint (1d) out, as if every job could use the
-    whole cluster at once: never larger, and the one that the published degradations fit. `compiling` says whether
-    machine code is made where none is cached, None that it is if that is sooner; the value is the same. Raises
-    ValueError for no jobs, no nodes or an accuracy that is not above 0.
+    The result is at most the optimum of Theorem 1, and at least the optimum divided by (1 + `accuracy`). `tau_s` is the
+    lower limit of run times and turnaround times in the bounded stretch, in seconds. `kind` "fluid" leaves constraint
+    (1d) out, as if every job could use the whole cluster at once. The fluid bound is never larger, and the published
+    degradations fit it. `compiling` says whether machine code is compiled where none is cached; with None it is
+    compiled if this is faster. The value is the same. Raises ValueError for no jobs, no nodes or an accuracy that is
+    not above 0.
     """
     if not jobs or nodes < 1 or not accuracy > 0:
         raise ValueError(f"a bound needs jobs, nodes and an accuracy: not {len(jobs)} jobs, {nodes} nodes, {accuracy}")

@@ -1,8 +1,8 @@
 """Maximum flow from jobs through the intervals of their windows: a greedy schedule, then shortest augmenting paths.
 
-The schedule goes through time once: first what jobs cannot put off, then the earliest deadline. That serves nearly
-all work, so few augmenting paths are left to be found (Dinic's method, `testbed.scheduling.bound.flow_paths`);
-they take intervals back from jobs that can be served at another time.
+The greedy schedule goes through the intervals once: in each, work that cannot be postponed comes first, then the
+earliest deadline. It serves nearly all work, so that few augmenting paths remain to be found (Dinic's method,
+`testbed.scheduling.bound.flow_paths`). They take intervals back from jobs that can be served at another time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def unserved(release_s: Floats, deadline_s: Floats, work: Floats, rate: Floats, 
     """Return (J,) the source side of a minimum cut, which is empty if every job's work can be served in time.
 
     Job j has `work` (CPU seconds, > 0) to be done in [release_s, deadline_s), at most `rate` (CPUs) at a time; all
-    jobs together get `nodes` CPUs. The cut holds every job that has work left, and every job that could give
-    way to one of those.
+    jobs together get `nodes` CPUs. The cut contains every job that has work left, and every job that could give
+    way to such a job.
     """
     network = make_network(release_s, deadline_s, work, rate, nodes)
     _serve_in_order(network)
@@ -37,7 +37,7 @@ def unserved(release_s: Floats, deadline_s: Floats, work: Floats, rate: Floats, 
 
 @kernel
 def _serve_in_order(network: Network) -> None:
-    """Fill interval after interval."""
+    """Serve jobs greedily, interval after interval."""
     waiting = np.empty(network.left.size, np.int64)
     for interval in range(network.room.size):
         count = 0
@@ -56,7 +56,7 @@ def _serve_in_order(network: Network) -> None:
 
 @kernel
 def _choose(network: Network, interval: int, waiting: Ints) -> None:
-    """Fill an interval that is too short for all."""
+    """Serve jobs in an interval without capacity for all: work that cannot be postponed, then by deadline."""
     due_s = np.empty(waiting.size)
     for index, job in enumerate(waiting):
         later = network.rate[job] * (network.deadline_s[job] - network.times_s[interval + 1])
@@ -70,7 +70,7 @@ def _choose(network: Network, interval: int, waiting: Ints) -> None:
 
 @kernel
 def _serve(network: Network, job: int, interval: int, amount: float) -> None:
-    """Send `amount`, as far as it goes."""
+    """Send `amount` of a job's work to an interval, as far as the interval's capacity and the job's rate allow."""
     given = max(min(amount, network.room[interval], spare(network, job, interval)), 0.0)
     network.sent[network.base[job] + interval] += given
     network.left[job] -= given

@@ -1,4 +1,4 @@
-"""Units of work on an existing Dask cluster. Workers need the same version of this project, and no shared files."""
+"""Executes units of work on an existing Dask cluster; workers need the same project version, but no shared files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _AHEAD = 3  # units that wait at the scheduler, per thread of its workers
 
 
 def work_on_cluster(units: Iterable[Unit], code: str, begin: Begin, address: str) -> Generator[UnitResult, None, None]:
-    """Do units on the workers of the scheduler at `address`, such as tcp://host:8786.
+    """Execute units on the workers of the scheduler at `address`, such as tcp://host:8786.
 
-    Dask gives units of a worker that died to others. Raises UserError when there is no scheduler, RunError when it is
-    lost, or when a worker has another version of the code.
+    Dask reassigns the units of dead workers. Raises UserError when there is no scheduler, RunError when the scheduler
+    is lost, or when a worker has another version of the code.
     """
     distributed: Any = import_module("distributed")  # an extra, without types
 
-    for name in ("distributed", "distributed.client"):  # a lost scheduler is one line below, not tracebacks of its own
+    for name in ("distributed", "distributed.client"):  # the error below replaces Dask's tracebacks
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
@@ -59,7 +59,7 @@ def _threads(client: Any) -> int:
 
 def _result(future: Any, unit: Unit, code: str) -> UnitResult:
     if future.status == "cancelled":
-        raise RunError("the Dask scheduler is lost; start the campaign again when it is back, it goes on from here")
+        raise RunError("the Dask scheduler is lost; start the campaign again when it is back, to continue from here")
     try:
         result: UnitResult = future.result()
     except import_module("distributed").KilledWorker as error:

@@ -15,7 +15,7 @@ COLUMNS = _NUMBERS + _TEXTS
 _COMPARE: dict[str, Callable[[object, object], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
-    ">=": operator.ge,  # type: ignore[dict-item]  # both sides are numbers where order is asked for
+    ">=": operator.ge,  # type: ignore[dict-item]  # order comparisons are between numbers only
     "<=": operator.le,  # type: ignore[dict-item]  # as above
     ">": operator.gt,  # type: ignore[dict-item]  # as above
     "<": operator.lt,  # type: ignore[dict-item]  # as above
@@ -33,7 +33,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: object) -> Condition:
-        """Return the condition of a text such as `load >= 0.7`; ValueError says what would be right."""
+        """Return the condition of a text such as `load >= 0.7`; raises ValueError with the expected form."""
         if isinstance(text, Condition):
             return text
         match = _FORM.fullmatch(text) if isinstance(text, str) else None
@@ -52,9 +52,9 @@ class Condition:
             raise ValueError(f"a number after {column} {compare}") from None
 
     def holds(self, row: Mapping[str, object]) -> bool:
-        """Whether a row of the results meets it.
+        """Whether a row of the results meets the condition.
 
-        A row without a value does not, but for the period: a policy that has none is the same at all periods.
+        A row without a value does not, except for the period: a policy without a period is the same at all periods.
         """
         found = row[self.column]
         if found is None:

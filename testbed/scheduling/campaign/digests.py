@@ -11,13 +11,13 @@ from pathlib import Path
 import testbed
 from testbed.scheduling.simulation.overheads import Overheads
 
-# nothing else has a part in a result
+# All sources that can change a result.
 _ROOMS = ("scheduling/bound", "scheduling/policies", "scheduling/simulation", "scheduling/workload")
 _FILES = ("scheduling/metrics.py", "scheduling/places.py")
 
 
 def digest(*parts: object) -> str:
-    """Return 32 hexadecimal digits that stand for numbers and texts, in lists as deep as they come."""
+    """Return a digest, 32 hexadecimal digits, of numbers and texts, in lists of any depth."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -41,7 +41,7 @@ def file_digest(path: Path) -> str:
 
 
 def overheads_digest(overheads: Overheads) -> str:
-    """Return a digest of the figures of a model: two models with the same figures are the same."""
+    """Return a digest of the figures of a model; its name does not count."""
     penalties, beyond = overheads.table(1.0)
     curves = (beyond.yields, beyond.serial_rates, beyond.parallel_rates)
     arrays = penalties[:4] + ((beyond.start_s, beyond.save_s, *curves) if beyond.any else ())

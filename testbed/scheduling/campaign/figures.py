@@ -1,4 +1,4 @@
-"""Figures of a campaign as SVG and PDF: the same results give the same bytes."""
+"""Figures of a campaign as SVG and PDF, byte-identical for the same results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MARKERS = "osD^v<>Pph8*X"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Means over traces, by x; `flat` does not depend on x, and `y` has one value."""
+    """A line of a figure: means over traces, by x. A `flat` line does not depend on x, and has one value in `y`."""
 
     label: str
     x: list[float]
@@ -39,7 +39,7 @@ class Line:
 
 
 def lines_of(campaign: Campaign, spec: FigureSpec, rows: Sequence[Row]) -> list[Line]:
-    """Return the lines of a figure: one per policy, set of traces and measure; its label names what differs."""
+    """Return the lines of a figure: one per policy, set of traces and measure; labels name the columns that differ."""
     chosen = chosen_rows(spec, rows)
     # Against the period, means are over all loads of a set, as in [RR] Figures 3 to 9.
     others = ["period_s", "overheads"] if spec.x == "load" else ["overheads"]
@@ -94,7 +94,7 @@ def write_figure(folder: Path, spec: FigureSpec, lines: Sequence[Line]) -> None:
 
 @contextmanager
 def drawing(folder: Path, name: str, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
-    """Give a figure of `size` inches and its axes, and write it as NAME.svg and NAME.pdf at the end.
+    """Yield a figure of `size` inches and its axes, and write it as NAME.svg and NAME.pdf at the end.
 
     Raises UserError when they cannot be written, RunError without matplotlib.
     """

@@ -1,4 +1,4 @@
-"""Reading campaign files: errors name file, key, value and what would be right."""
+"""Reader of campaign files: errors name the file, the key, the value, and what was expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The traces of a campaign: their list, their identities, and how a worker gets their jobs."""
+"""The traces of a campaign: their list, their identities, and the recipes from which workers make their jobs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BESIDE_PROJECT = Path(__file__).resolve().parents[4] / "shared" / "traces"
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One trace at one load, on `nodes` nodes. `identity` is a digest of what its jobs come from."""
+    """One trace at one load, on `nodes` nodes. `identity` is a digest of the source of its jobs."""
 
     traces: str
     label: str  # unique in a campaign, such as scaled/seed-7/load-0.3
-    number: int  # its place among the seeds, weeks or files
+    number: int  # position among the seeds, weeks or files
     nodes: int
     load: float | None  # None is unscaled
     identity: str
@@ -54,7 +54,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class TraceSets:
-    """The traces of a campaign file at `path`, whose folder relative paths start from."""
+    """The traces of a campaign file at `path`; relative paths start from its folder."""
 
     campaign: Campaign
     path: Path
@@ -74,7 +74,7 @@ class TraceSets:
         return sorted(found.values(), key=lambda instance: instance.number)
 
     def recipe(self, instance: Instance) -> Recipe:
-        """Return what a worker needs to make the jobs. Raises UserError for an invalid file."""
+        """Return the recipe from which a worker makes the jobs. Raises UserError for an invalid file."""
         source = next(source for source in self.campaign.traces if source.name == instance.traces)
         match source:
             case LublinTraces():

@@ -1,4 +1,4 @@
-"""Campaign files as data: which traces under which policies, and what is drawn from the results."""
+"""Data model of campaign files: traces, policies, overheads, and the tables and figures of the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _list_of(value: object) -> object:
 
 
 def _canonical(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names as the catalogue prints them, each once; ValueError for one that is unknown."""
+    """Return the names as the catalogue prints them, each once; raises ValueError for an unknown name."""
     found: dict[str, None] = {}
     for name in names:
         if name == WHOLE_CATALOGUE:
@@ -62,7 +62,7 @@ class _Table(BaseModel):
 
 
 class _Traces(_Table):
-    """A set of traces: `label` is what tables call it; `loads` go before those of the campaign, none is unscaled."""
+    """A set of traces: `label` is its name in tables; `loads` override the campaign's, and () leaves it unscaled."""
 
     name: Name
     label: str = ""
@@ -85,7 +85,7 @@ class LublinTraces(_Traces):
 
 
 class LogTraces(_Traces):
-    """An SWF log under a reading, or a job table, one trace per week [RR 5.3.1]; `whole` leaves it in one piece.
+    """An SWF log under a reading, or a job table, one trace per week [RR 5.3.1]; `whole` makes it one trace.
 
     A path is relative to the campaign file; a bare name is also searched in the folder $TESTBED_TRACES.
     """
@@ -126,8 +126,8 @@ class _Drawn(_Table):
 class TableSpec(_Drawn):
     """A table: one row per policy, one column per set of traces and measure.
 
-    `cell` is what stands for the values over traces: mean, sample standard deviation and maximum; the mean with the
-    maximum in parentheses; or the mean alone.
+    `cell` selects the statistics over traces: mean, sample standard deviation and maximum; the mean with the maximum in
+    parentheses; or the mean alone.
     """
 
     measures: Measures
@@ -146,7 +146,7 @@ class FigureSpec(_Drawn):
 class RankingSpec(_Drawn):
     """A table and a figure of how policies rank by the mean of a measure, less is better, under each overhead model.
 
-    `baseline` is the policy that the best one of dynamic fractional resource scheduling is compared with.
+    `baseline` is the policy with which the best policy of dynamic fractional resource scheduling is compared.
     """
 
     measure: Measure = "degradation_theorem1"
@@ -155,7 +155,7 @@ class RankingSpec(_Drawn):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The measure, as tables and figures have several."""
+        """The measure as a tuple, as tables and figures have it."""
         return (self.measure,)
 
     @field_validator("baseline")
@@ -167,9 +167,9 @@ class RankingSpec(_Drawn):
 class Campaign(_Table):
     """One campaign file: every trace at every load, under every policy with every period and penalty.
 
-    `overheads` are models instead of penalties, as `testbed simulate --overheads` knows them, called by these texts in
-    results; files are relative to the campaign file. `calibration`, `calibration#constant` and
-    `calibration#extrapolate` stand for the user's own.
+    `overheads` are models instead of penalties, in the syntax of `testbed simulate --overheads`; results name a model
+    by this text. Files are relative to the campaign file. `calibration`, `calibration#constant` and
+    `calibration#extrapolate` stand for the user's own calibration.
     """
 
     name: Name

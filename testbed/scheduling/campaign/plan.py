@@ -1,8 +1,8 @@
 """The plan of a campaign: simulations and bounds by key, and the units of work that are still to do.
 
-The key of a simulation is a digest of all that determines its result but the code: the jobs (what they come from),
-the nodes and their memory, the policy and its period, the overheads, tau. That of a bound has jobs, nodes, tau, kind.
-What was done under one key is used wherever the same is asked for again, also after the campaign file changed.
+The key of a simulation is a digest of all inputs of its result, without the code: the jobs (their source), the nodes
+and their memory, the policy and its period, the overheads, tau. The key of a bound covers jobs, nodes, tau and kind.
+A result is reused wherever the same key is needed again, also after the campaign file has changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALIBRATION_VARIABLE = "TESTBED_CALIBRATION"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One policy as it is simulated on every trace. `period_s` is None for those that act on events alone."""
+    """One policy as it is simulated on every trace. `period_s` is None for policies that act on events alone."""
 
     policy: str
     period_s: float | None
@@ -46,7 +46,7 @@ class Simulation:
 class Unit:
     """One unit of work: simulations of one trace, and its bounds that are not known yet."""
 
-    name: str  # digest of the keys and the code: of the file that will hold its results
+    name: str  # digest of the keys and the code; names the file of its results
     label: str
     recipe: Recipe
     tau_s: float
@@ -72,8 +72,8 @@ class Asked:
 class Plan:
     """A campaign on its traces; `calibration` is the user's file, by default that of $TESTBED_CALIBRATION.
 
-    Raises UserError for traces, policies and overheads that are wrong, and for a calibration that is missing or, where
-    it is given here, not asked for.
+    Raises UserError for invalid traces, policies and overheads, for a missing calibration, and for a given
+    `calibration` that the campaign does not use.
     """
 
     def __init__(self, sets: TraceSets, calibration: Path | None = None) -> None:
@@ -157,7 +157,7 @@ def _is_own(text: str) -> bool:
 
 
 def _located(text: str, sets: TraceSets, calibration: Path | None) -> str:
-    """Return the text of a model with its file, if it has one, where that is."""
+    """Return the text of a model, with the path of its file resolved if it has one."""
     file, mark, key = text.partition("#")
     if _is_own(text):
         own = calibration or os.environ.get(CALIBRATION_VARIABLE)
@@ -175,8 +175,8 @@ def _located(text: str, sets: TraceSets, calibration: Path | None) -> str:
 
 
 def has_period(name: str) -> bool:
-    """Whether the period makes a difference to a policy: not to one with its own, such as DYNMCB8-PER-300.
+    """Whether a policy depends on the period; a policy with a period in its name, such as DYNMCB8-PER-300, does not.
 
-    Plug-ins that cannot be compared are taken to have one.
+    Plug-ins that cannot be compared are assumed to depend on it.
     """
     return named(name, 600.0) != named(name, 601.0)

@@ -1,4 +1,4 @@
-"""Lists of whole numbers as a person writes them: 7, [1, 2, 5], "1..100"."""
+"""Parser of lists of whole numbers in files: 7, [1, 2, 5], "1..100"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 1_000_000
 
 
 def numbers_of(value: object) -> object:
-    """Return the numbers of a range with both ends, or of one number; anything else as it is, to be checked."""
+    """Return the numbers of a range with both ends, or of one number; any other value unchanged, to be validated."""
     if isinstance(value, str) and (match := _RANGE.fullmatch(value)):
         first, last = int(match[1]), int(match[2])
         if not first <= last < first + _LONGEST:

@@ -21,7 +21,7 @@ from testbed.scheduling.simulation.overheads import Overheads
 class Best:
     """The policy of dynamic fractional resource scheduling with the least mean under one model.
 
-    `gain` is, over traces, the baseline's value over its own; `lowest` the least of these.
+    `gain` is the spread over traces of the baseline's value divided by this policy's; `lowest` is the least ratio.
     """
 
     policy: str
@@ -44,7 +44,7 @@ class Ranking:
 
 
 def rank(settings: Sequence[Setting], spec: RankingSpec, rows: Sequence[Row]) -> Ranking:
-    """Rank the policies of a campaign under each of its overhead models; those with several periods are several."""
+    """Rank the policies of a campaign under each overhead model; a policy with several periods counts as several."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     kinds: dict[str, str] = {}
     for row, label in label_rows(chosen_rows(spec, rows), ("policy", "period_s")):
@@ -92,7 +92,7 @@ def rank(settings: Sequence[Setting], spec: RankingSpec, rows: Sequence[Row]) ->
 
 
 def describe(model: Overheads) -> str:
-    """Return a model in a few words: its seconds if it is one constant, else its range and what else it has."""
+    """Return a short description of a model: its seconds, a constant or a range, and its other effects."""
     low_s = float(min(model.resume_s.min(), model.migration_s.min()))
     high_s = float(max(model.resume_s.max(), model.migration_s.max()))
     beyond = model.table(1.0).beyond

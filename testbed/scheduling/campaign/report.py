@@ -1,4 +1,4 @@
-"""All that is drawn from a sweep: results, tables, figures."""
+"""The report of a sweep: results, tables, figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.scheduling.campaign.tables import write_table
 
 
 def write_report(folder: Path, plan: Plan, results: Results) -> list[str]:
-    """Write results, tables and figures of what is done to a folder, and return the tables as texts.
+    """Write results, tables and figures of the completed work to a folder, and return the tables as texts.
 
     Raises UserError for files that cannot be written, RunError where an extra is missing.
     """

@@ -24,10 +24,10 @@ COLUMNS = (
 
 
 def rows_of(plan: Plan, results: Results) -> list[Row]:
-    """Return a row for every simulation that is done, in the order of traces, then of policies.
+    """Return one row per completed simulation, in the order of traces, then of policies.
 
-    Degradations are None where the bound is not there, and the degradation factor [IPDPS], max stretch over the best
-    of any algorithm on the trace, where a simulation of the trace is still to come or failed.
+    Degradations are None where the bound is missing. The degradation factor [IPDPS] is the maximum stretch over the
+    least one of all algorithms on the trace, and None where a simulation of the trace is missing or failed.
     """
     return [row for asked in plan.asked for row in _of_trace(plan.sets.campaign, asked, results)]
 
@@ -82,7 +82,7 @@ def _number(value: Value) -> float:
 
 
 def write_results(folder: Path, rows: Sequence[Row]) -> None:
-    """Write `results.csv` and `results.parquet` to a folder, each whole or not at all. Raises UserError."""
+    """Write `results.csv` and `results.parquet` to a folder, each atomically. Raises UserError."""
     write_text(folder / "results.csv", csv_text(COLUMNS, ([row[column] for column in COLUMNS] for row in rows)))
     _write_parquet(folder / "results.parquet", rows)
 

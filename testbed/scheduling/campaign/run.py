@@ -1,4 +1,4 @@
-"""One go at a campaign: what is left to do is done, and kept unit by unit."""
+"""Execution of a campaign: runs the remaining units of work, and stores the result of each unit."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Listener(Protocol):
     """Receives the progress of a campaign."""
 
     def ended(self, result: UnitResult) -> None:
-        """A unit has ended and is kept."""
+        """Handle the end of a unit, whose result is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The executor of units: on the Dask cluster of a scheduler, or in `processes` on this machine; 1 is this one."""
+    """The executor of units: the Dask cluster of a scheduler, or `processes` on this machine; 1 is this process."""
 
     processes: int
     scheduler: str | None = None
 
     def work(self, units: Iterable[Unit], code: str, begin: Begin) -> Generator[UnitResult, None, None]:
-        """Do the units there, and yield their results as they come."""
+        """Execute the units, and yield their results in the order of completion."""
         if self.scheduler is not None:
             return work_on_cluster(units, code, begin, self.scheduler)
         if self.processes == 1:
@@ -38,7 +38,7 @@ class Place:
 
 
 def run_units(units: Iterable[Unit], code: str, sweep: Sweep, place: Place, listener: Listener) -> None:
-    """Do all units and keep each as it ends; what interrupts it leaves what has ended, and no halves."""
+    """Execute all units and store each as it ends; after an interruption all stored results are complete."""
     with closing(place.work(units, code, lambda unit: sweep.begin(unit.name))) as results:
         for result in results:
             sweep.end(result)
@@ -46,11 +46,11 @@ def run_units(units: Iterable[Unit], code: str, sweep: Sweep, place: Place, list
 
 
 def must_compile(plan: Plan) -> bool:
-    """Whether kernels that the campaign needs are not in the user's cache of machine code yet."""
-    from testbed.scheduling.bound.max_stretch import COMPILED_FROM_JOBS  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.scheduling.bound.max_stretch import will_compile as bound_will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.scheduling.simulation.named import named  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.scheduling.simulation.simulate import must_compile as loop_must_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    """Whether the campaign needs kernels whose machine code is not in the user's cache yet."""
+    from testbed.scheduling.bound.max_stretch import COMPILED_FROM_JOBS  # noqa: PLC0415  # numpy and kernels, which listings and reports do not need
+    from testbed.scheduling.bound.max_stretch import will_compile as bound_will_compile  # noqa: PLC0415  # numpy and kernels, which listings and reports do not need
+    from testbed.scheduling.simulation.named import named  # noqa: PLC0415  # numpy and kernels, which listings and reports do not need
+    from testbed.scheduling.simulation.simulate import must_compile as loop_must_compile  # noqa: PLC0415  # numpy and kernels, which listings and reports do not need
 
     if plan.sets.campaign.bounds and bound_will_compile(COMPILED_FROM_JOBS):
         return True
@@ -58,11 +58,11 @@ def must_compile(plan: Plan) -> bool:
 
 
 def compile_kernels(plan: Plan) -> None:
-    """Run every loop once on a small trace, so that processes that come find machine code in the cache."""
-    from testbed.scheduling.bound.max_stretch import COMPILED_FROM_JOBS, bound  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.scheduling.simulation.named import named  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.scheduling.simulation.simulate import must_compile as loop_must_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.scheduling.workload.synthetic import synthetic_trace  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    """Run every loop once on a small trace, so that later processes find the machine code in the cache."""
+    from testbed.scheduling.bound.max_stretch import COMPILED_FROM_JOBS, bound  # noqa: PLC0415  # numpy and kernels, which listings and reports do not need
+    from testbed.scheduling.simulation.named import named  # noqa: PLC0415  # numpy and kernels, which listings and reports do not need
+    from testbed.scheduling.simulation.simulate import must_compile as loop_must_compile  # noqa: PLC0415  # numpy and kernels, which listings and reports do not need
+    from testbed.scheduling.workload.synthetic import synthetic_trace  # noqa: PLC0415  # numpy and kernels, which listings and reports do not need
 
     jobs = synthetic_trace(128, COMPILED_FROM_JOBS, 1)
     by_loop = {each.loop: each for each in (named(setting.policy) for setting in plan.settings)}

@@ -19,7 +19,7 @@ class Summary:
 
 
 def chosen_rows(spec: TableSpec | FigureSpec | RankingSpec, rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that a table or figure is about."""
+    """Return the rows of the policies of a table or figure that meet its conditions."""
     return [
         row
         for row in rows
@@ -54,7 +54,7 @@ def summarise(campaign: Campaign, spec: TableSpec, rows: Sequence[Row]) -> Summa
 
 
 def label_rows(rows: Sequence[Row], columns: Sequence[str]) -> list[tuple[Row, str]]:
-    """Return each row with a label of the first column, and of those others that differ between the rows."""
+    """Return each row with a label: the first column, and those other columns that differ between the rows."""
     first, *others = columns
     shown = [column for column in others if len({row[column] for row in rows} - {None}) > 1]
     return [(row, ", ".join([str(row[first]), *_parts(row, shown)])) for row in rows]

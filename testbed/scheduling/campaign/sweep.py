@@ -1,13 +1,14 @@
-"""A sweep on disk: what is done, what failed and what is under way, safe against a kill at any instant.
+"""The state of a sweep on disk: completed, failed and running units, consistent after a kill at any instant.
 
-    DIR/lock                  held while a campaign works here; the number of its process
-    DIR/campaign.toml         the campaign file of the last time
+    DIR/lock                  locked while a campaign works here; contains the id of its process
+    DIR/campaign.toml         the campaign file of the last run
     DIR/done/UNIT.json        measures and bounds by key, written once, never changed
-    DIR/failed/UNIT.json      what failed, with the text of the error
-    DIR/running/UNIT          empty: the unit was begun and has not ended
+    DIR/failed/UNIT.json      simulations and bounds that failed, with the text of the error
+    DIR/running/UNIT          empty: the unit was started and has not ended
 
-A file appears whole or not at all. A unit is done when its file is there, and only then its mark under `running`
-goes; what is neither done nor failed is still to do, whatever was under way when the process ended.
+Files are written atomically. A unit is done when its file under `done` exists; only then its mark under `running` is
+removed. Units that are neither done nor failed remain to be executed, whether or not they were running when the process
+ended.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Results:
-    """All results by key of one version of the code; `other_code` counts the ignored ones of other versions."""
+    """Results by key of one version of the code; `other_code` counts the ignored results of other versions."""
 
     measures: dict[str, dict[str, float | int | None]] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
@@ -71,14 +72,14 @@ class Results:
 
 
 class Sweep:
-    """The folder of a campaign, locked while it is open as a context. Raises UserError when another has it."""
+    """The folder of a campaign, locked inside the `with` block. Raises UserError when another process has the lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        """Lock the folder, and clear what a killed process left half written."""
+        """Lock the folder, and remove incomplete files of a killed process."""
         try:
             for name in ("done", "failed", "running"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -99,12 +100,12 @@ class Sweep:
         return self
 
     def __exit__(self, *_failure: object) -> None:
-        """Give the folder back."""
+        """Unlock the folder."""
         if self._lock is not None:
-            self._lock.close()  # and with it the lock
+            self._lock.close()  # releases the lock
 
     def interrupted(self) -> list[str]:
-        """Return the units that were under way when the last process ended, and forget that they were."""
+        """Return the units that were under way when the last process ended, and remove their marks."""
         marks = sorted((self.folder / "running").iterdir())
         ended = {path.stem for state in ("done", "failed") for path in (self.folder / state).glob("*.json")}
         names = [mark.name for mark in marks if mark.name not in ended]
@@ -117,7 +118,7 @@ class Sweep:
         (self.folder / "running" / unit).touch()
 
     def end(self, result: UnitResult) -> None:
-        """Keep the result of a unit; when this returns it is on the disk."""
+        """Store the result of a unit; it is on the disk when this method returns."""
         if result.measures or result.bounds:
             done = Done(result.label, result.code, result.measures, result.bounds)
             self._write("done", result.unit, done)
@@ -129,7 +130,7 @@ class Sweep:
         (self.folder / "running" / result.unit).unlink(missing_ok=True)
 
     def forget_failures(self, keys: Iterable[str]) -> None:
-        """Make what failed under these keys work to do again."""
+        """Remove the failures of these keys, so that their work is done again."""
         wanted = set(keys)
         for path in sorted((self.folder / "failed").glob("*.json")):
             found = _read(path, Failed)
@@ -137,7 +138,7 @@ class Sweep:
                 path.unlink()
 
     def results(self, code: str, *, any_code: bool = False) -> Results:
-        """Return what is done and what failed under version `code`, or under any."""
+        """Return the results and failures of version `code`, or of any version."""
         found = Results()
         for path in sorted((self.folder / "done").glob("*.json")):
             done = _read(path, Done)
@@ -164,4 +165,4 @@ def _read(path: Path, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
-        raise UserError(f"{path}: not a result of a campaign: {error}; remove it, and it is done again") from error
+        raise UserError(f"{path}: not a result of a campaign: {error}; remove the file to repeat its work") from error

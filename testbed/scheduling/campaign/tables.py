@@ -27,7 +27,7 @@ def write_table(folder: Path, spec: TableSpec, summary: Summary) -> str:
 
 
 def as_text(spec: TableSpec, summary: Summary) -> str:
-    """Return a table in plain characters: the title, two lines of heads, one line per policy."""
+    """Return a table in plain characters: the title, two header lines, one line per policy."""
     lines = [spec.title, ""]
     groups, body = _cells(spec, summary)
     heads = ["Algorithm", *(head for _ in summary.columns for head in _HEADS[spec.cell])]
@@ -83,7 +83,7 @@ def as_latex(spec: TableSpec, summary: Summary) -> str:
 
 
 def latex_table(spec: TableSpec | RankingSpec, numbers: int, lines: Sequence[str]) -> str:
-    """Return lines as a `table` environment of one column of text and so many of numbers."""
+    """Return lines as a `table` environment with one column of text and `numbers` columns of numbers."""
     head = [
         r"\begin{table}", r"\centering", rf"\caption{{{tex(spec.title)}}}", rf"\label{{tab:{spec.name}}}",
         rf"\begin{{tabular}}{{l{'r' * numbers}}}", r"\toprule",
@@ -113,5 +113,5 @@ def _cell(spec: TableSpec, cell: Spread | None) -> list[str]:
 
 
 def tex(text: str) -> str:
-    """Return plain text for LaTeX."""
+    """Return plain text, escaped for LaTeX."""
     return "".join(_LATEX.get(char, char) for char in text)

@@ -1,4 +1,4 @@
-"""The work of a worker: one unit of work, from its trace to figures."""
+"""Execution of one unit of work by a worker, from its trace to its figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from testbed.scheduling.campaign.digests import code_version
 from testbed.scheduling.campaign.plan import Simulation, Unit
 from testbed.scheduling.workload.jobs import Job
 
-_loaded: set[Callable[..., object]] = set()  # loops, in this process
+_loaded: set[Callable[..., object]] = set()  # loops whose machine code this process has loaded
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A simulation or bound that could not be done, and why."""
+    """A failed simulation or bound, with its error."""
 
     key: str
     what: str  # the policy, or the bound
@@ -38,7 +38,7 @@ class UnitResult(msgspec.Struct, frozen=True):
 def do_unit(unit: Unit, code: str) -> UnitResult:
     """Simulate a unit and return its figures; `code` is the version that the campaign expects.
 
-    Errors of one simulation do not touch the others. Raises RunError when this is another version of the code.
+    An error of one simulation does not affect the others. Raises RunError when this process has another version.
     """
     if code_version() != code:
         raise RunError(f"this worker has version {code_version()} of the code, the campaign {code}")
@@ -55,7 +55,7 @@ def do_unit(unit: Unit, code: str) -> UnitResult:
         except (TestbedError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             faults.append(Fault(simulation.key, simulation.setting.policy, _text(error)))
     for key, kind in unit.bounds:
-        from testbed.scheduling.bound.max_stretch import bound  # noqa: PLC0415  # what a worker does not use it does not load
+        from testbed.scheduling.bound.max_stretch import bound  # noqa: PLC0415  # loaded only by workers that use it
 
         try:
             bounds[key] = float(bound(jobs, unit.recipe.nodes, unit.tau_s, kind))
@@ -65,16 +65,16 @@ def do_unit(unit: Unit, code: str) -> UnitResult:
 
 
 def failed(unit: Unit, code: str, why: str) -> UnitResult:
-    """Return the result of a unit of which nothing could be done."""
+    """Return the result of a unit that failed as a whole."""
     faults = [Fault(one.key, one.setting.policy, why) for one in unit.simulations]
     faults += [Fault(key, f"bound {kind}", why) for key, kind in unit.bounds]
     return UnitResult(unit.name, unit.label, code, {}, {}, faults)
 
 
 def _simulate(simulation: Simulation, unit: Unit, jobs: list[Job]) -> dict[str, Any]:
-    from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S  # noqa: PLC0415  # what a worker does not use it does not load
-    from testbed.scheduling.simulation.measures import measure  # noqa: PLC0415  # what a worker does not use it does not load
-    from testbed.scheduling.simulation.named import named  # noqa: PLC0415  # what a worker does not use it does not load
+    from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S  # noqa: PLC0415  # loaded only by workers that use it
+    from testbed.scheduling.simulation.measures import measure  # noqa: PLC0415  # loaded only by workers that use it
+    from testbed.scheduling.simulation.named import named  # noqa: PLC0415  # loaded only by workers that use it
 
     setting = simulation.setting
     asked = named(setting.policy, DEFAULT_PERIOD_S if setting.period_s is None else setting.period_s)

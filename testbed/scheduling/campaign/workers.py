@@ -1,7 +1,7 @@
-"""Units of work on this machine: one after the other here, or in processes of their own.
+"""Executes units of work on this machine: sequentially in this process, or in worker processes.
 
-Both are generators: they take units as there is room, call `begin` for each, and yield results as they come. Closing
-one ends what is under way.
+Both functions are generators: they take a unit when a worker is idle, call `begin` for the unit, and yield results in
+the order of completion. Closing a generator ends its workers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from testbed.scheduling.campaign.plan import Unit
 from testbed.scheduling.campaign.work import UnitResult, do_unit, failed
 
 Begin = Callable[[Unit], None]
-MOST_DEATHS = 3  # of workers, at one unit, before it counts as failed
+MOST_DEATHS = 3  # dead workers per unit before the unit counts as failed
 _GRACE_S = 10.0
 
 
 def work_here(units: Iterable[Unit], code: str, begin: Begin) -> Generator[UnitResult, None, None]:
-    """Do units one after the other in this process."""
+    """Execute units one after the other in this process."""
     for unit in units:
         begin(unit)
         yield do_unit(unit, code)
@@ -45,7 +45,7 @@ class _Worker:
 
 
 def work_in_processes(units: Iterable[Unit], code: str, begin: Begin, count: int) -> Generator[UnitResult, None, None]:
-    """Do units in `count` processes; a unit at which three of them died is a failed one."""
+    """Execute units in `count` processes; a unit fails when `MOST_DEATHS` processes have died at it."""
     source = iter(units)
     again: list[Unit] = []
     deaths: dict[str, int] = {}
@@ -89,7 +89,7 @@ def work_in_processes(units: Iterable[Unit], code: str, begin: Begin, count: int
 
 
 def _receive(worker: _Worker) -> UnitResult | None:
-    """Return what a worker that is ready has sent, None when it died before it sent all; raise what it raised."""
+    """Return the result of a ready worker, None if the worker died before it sent all; raise the worker's exception."""
     try:
         if not worker.pipe.poll():
             return None
@@ -105,10 +105,10 @@ def _start() -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    resource_tracker.ensure_running()  # by itself the first start does that, and unblocks the signal after it
+    resource_tracker.ensure_running()  # else the first start does this, and then unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process.start()  # a worker inherits the mask: Ctrl-C reaches the whole group, the campaign ends its workers
+        process.start()  # workers inherit the mask: Ctrl-C reaches the whole group, but the campaign ends its workers
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
@@ -129,20 +129,20 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """Be a worker: units come in, results go out, until the other end closes."""
+    """Main loop of a worker: receive units and send results until the other end closes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             unit, code = pipe.recv()
             try:
                 answer: UnitResult | Exception = do_unit(unit, code)
-            except Exception as error:  # noqa: BLE001  # raised again on the other side
+            except Exception as error:  # noqa: BLE001  # re-raised in the campaign's process
                 answer = error
             pipe.send(answer)
 
 
 def _end_with_parent() -> None:
-    """End at once when the campaign was killed: its units will be done again."""
+    """End this process at once when the campaign was killed, whose units will be executed again."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,7 +1,7 @@
-"""Selects jobs to start on whole nodes: FCFS and EASY backfilling as kernels, for the live and the simulated world.
+"""Selects jobs to start on whole nodes: FCFS and EASY backfilling as kernels, for live and simulated runs.
 
-The shadow time is the first instant at which enough nodes will be free for the head of the queue, going by the
-expected ends of those that run; the extra nodes are the ones that are free beside it then.
+The shadow time is the first instant at which enough nodes will be free for the head of the queue, according to the
+expected ends of running jobs. The extra nodes are the nodes that are free at that instant beyond the head's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from testbed.scheduling.policies.view import Floats, Ints, Policy
 class QueueRules(NamedTuple):
     """The rules of FCFS and EASY."""
 
-    backfill: bool  # jobs may go ahead of the head of the queue, beside its reservation
+    backfill: bool  # jobs may overtake the head of the queue, on the extra nodes
     before_shadow: bool  # and also if they end by the shadow time
 
 
@@ -31,7 +31,7 @@ class QueuePolicy(Policy, Protocol):
 
 
 def is_queue(policy: Policy) -> TypeGuard[QueuePolicy]:
-    """Whether a policy says that it is no more than a queue for whole nodes."""
+    """Whether a policy declares that it is only a queue for whole nodes."""
     return isinstance(getattr(policy, "queue_rules", None), QueueRules)
 
 
@@ -55,11 +55,11 @@ def start_jobs(
     running: int,
     jobs: BatchJobs,
 ) -> int:
-    """Start what may start and return how many: they come first in `queue` (W,), in the order in which they started.
+    """Start the jobs that may start and return their number; they come first in `queue` (W,), in the order of starts.
 
-    Those that go on waiting follow in their order. `free` is the number of free nodes; `ending[:running]` are the rows
-    that run, the latest expected end first: with `backfill` the started ones join them, so `ending` has a place for
-    every node. `jobs.start_time_s` is set for those that never ran.
+    The jobs that continue to wait follow in their order. `free` is the number of free nodes. `ending[:running]` are the
+    running rows, the latest expected end first. With `backfill` the started rows are added to them, so `ending` needs
+    one element per node. `jobs.start_time_s` is set for jobs that never ran before.
     """
     started = 0
     while started < queue.size and jobs.tasks[queue[started]] <= free:
@@ -92,10 +92,11 @@ def start_jobs(
 
 @lean_kernel
 def reservation(tasks: int, free: int, time_s: float, ending: Ints, running: int, jobs: BatchJobs) -> tuple[float, int]:
-    """Return the shadow time of a head of `tasks` nodes and the extra nodes.
+    """Return the shadow time of a queue head that needs `tasks` nodes, and the number of extra nodes.
 
-    A job whose expected end has passed is expected to end now. All that end at exactly the shadow time count. If the
-    head does not fit even when all have ended (nodes are missing), there is no reservation to protect: infinite time.
+    A job whose expected end has passed is expected to end now. All jobs that end at exactly the shadow time count. If
+    the head does not fit even when all have ended (nodes are missing), there is no reservation to protect, and the
+    time is infinite.
     """
     at_end = free
     place = running - 1
@@ -111,7 +112,7 @@ def reservation(tasks: int, free: int, time_s: float, ending: Ints, running: int
 
 @lean_kernel
 def insert(order: Ints, count: int, end_s: Floats, row: int) -> None:
-    """Add `row` to `order[:count]`, rows by decreasing `end_s` (J,): what ends next is last, where change is cheap."""
+    """Add `row` to `order[:count]`, rows by decreasing `end_s` (J,): the next end is last, where changes are cheap."""
     place = _first_place(order, count, end_s, row)
     for behind in range(count, place, -1):
         order[behind] = order[behind - 1]
@@ -120,9 +121,9 @@ def insert(order: Ints, count: int, end_s: Floats, row: int) -> None:
 
 @lean_kernel
 def remove(order: Ints, count: int, end_s: Floats, row: int) -> None:
-    """Take `row` out of `order[:count]`, rows by decreasing `end_s` (J,)."""
+    """Remove `row` from `order[:count]`, rows by decreasing `end_s` (J,)."""
     place = _first_place(order, count, end_s, row)
-    while order[place] != row:  # among those that end together
+    while order[place] != row:  # among rows with the same end
         place += 1
     for behind in range(place, count - 1):
         order[behind] = order[behind + 1]
@@ -130,9 +131,9 @@ def remove(order: Ints, count: int, end_s: Floats, row: int) -> None:
 
 @lean_kernel
 def take_lowest(node_free: Mask, nodes: Ints, begin: int) -> int:
-    """Fill `nodes` with the lowest free nodes, which are no longer free then; return the one after the last of them.
+    """Write the lowest free nodes to `nodes`, and mark them as not free; return the node after the last of them.
 
-    No node below `begin` is free, and at least `nodes.size` are.
+    No node below `begin` may be free, and at least `nodes.size` nodes must be.
     """
     node = begin
     for task in range(nodes.size):

@@ -2,8 +2,8 @@
 
 Minimise the sum of f(z) = a / (b + z) under W z <= room and 0 <= z <= upper. With multipliers p of the
 capacities, l and u of the bounds, every step is Newton's on f' + W'p - l + u = 0 and on p s = l z = u (upper - z) = mu,
-s being the slack; mu goes to 0. As f is convex, the sum at z is above the least one by no more than
-sum |f' + W'p - l + u| upper + p s + l z + u (upper - z), which is how the solver knows that it is done.
+where s is the slack; mu goes to 0. As f is convex, the sum at z exceeds the least one by at most
+sum |f' + W'p - l + u| upper + p s + l z + u (upper - z). The solver ends when this bound is small enough.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from testbed.scheduling.policies.view import Floats
 
 ACCURACY = 1e-7  # proven bound on the excess of the sum at the end, relative to the sum
 
-_STEPS = 100  # the solver takes 10 to 30; every iterate is feasible, so that a last one can be used as it is
-_INSIDE = 0.99  # of the way to the nearest bound
+_STEPS = 100  # the solver takes 10 to 30; every iterate is feasible, so the last one can be used
+_INSIDE = 0.99  # largest step, as a part of the way to the nearest bound
 _SINGULAR = 1e-200
 _HUGE = 1e100
 
@@ -106,7 +106,7 @@ def _first(columns: Floats, room: Floats, upper: Floats, above: Floats, below: F
 def _certificate(
     point: _Point, columns: Floats, upper: Floats, above: Floats, below: Floats, force: Floats, stiffness: Floats
 ) -> tuple[float, float, float]:
-    """Return the bound on the excess, the sum, and the part of the bound that complementarity makes.
+    """Return the bound on the excess, the sum, and the part of the bound that is due to complementarity.
 
     Set `force` (K,) = f' + W'p and `stiffness` (K,) = f''.
     """
@@ -134,8 +134,8 @@ def _direction(
 ) -> None:
     """Set `change` to Newton's step towards a complementarity of `mu`; `matrix` (K, K) is scratch.
 
-    Slacks and multipliers are eliminated: what is left is (f'' + l/z + u/gap + W' (p/s) W) dz = -force + mu/z - mu/gap
-    - W' (mu/s - p), with a positive definite matrix.
+    Slacks and multipliers are eliminated. The remaining system has a positive definite matrix:
+    (f'' + l/z + u/gap + W' (p/s) W) dz = -force + mu/z - mu/gap - W' (mu/s - p).
     """
     capacities, variables = weight.shape
     matrix[:] = 0.0
@@ -164,11 +164,11 @@ def _direction(
 
 @lean_kernel
 def _solve(matrix: Floats, vector: Floats) -> None:
-    """Solve for `vector` (K,) in place, by Cholesky; `matrix` (K, K), of which the upper half counts, is used up."""
+    """Solve for `vector` (K,) in place, by Cholesky; the upper half of `matrix` (K, K) is read and overwritten."""
     size = vector.size
     for k in range(size):
         pivot = matrix[k, k]
-        # Rounding can leave nothing of a pivot: its variable then stays where it is for this step.
+        # Rounding errors can make a pivot 0 or negative: its variable then does not change in this step.
         root = np.sqrt(pivot) if pivot > _SINGULAR else _HUGE
         for j in range(k, size):
             matrix[k, j] /= root
@@ -190,7 +190,7 @@ def _solve(matrix: Floats, vector: Floats) -> None:
 
 @lean_kernel
 def _advance(point: _Point, change: _Point) -> float:
-    """Go along `change` in place, as far as everything stays positive, at most all of it; return the share gone."""
+    """Move `point` along `change` as far as all values stay positive, at most all of it; return the part moved."""
     step = _reach(point.z, change.z, 1.0)
     step = _reach(point.gap, change.gap, step)
     step = _reach(point.slack, change.slack, step)

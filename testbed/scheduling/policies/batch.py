@@ -1,9 +1,9 @@
 """Batch baselines: whole nodes, one job per node, yield 1 [RR 5.2].
 
 FCFS starts jobs in order of submission. EASY gives the head of the queue a reservation at the shadow time,
-the first instant at which enough nodes will be free, and lets later jobs go ahead that do not delay it: those
-that end by the shadow time, and those that fit beside the head (into the extra nodes). Completions are in the
-view already, so one pass over the queue serves completions and submissions of one instant alike.
+the first instant at which enough nodes will be free. Later jobs overtake the head if they do not delay it: jobs
+that end by the shadow time, and jobs that fit on the extra nodes beside the head. Completions are in the
+view already, so one pass over the queue handles completions and submissions of one instant alike.
 
 A running job is expected to end at its first start plus its estimate. If that has passed (the estimate was
 short, or the job lost its nodes and was started again), it is expected to end now. A job whose nodes became
@@ -26,9 +26,9 @@ from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, 
 class BatchPolicy:
     """FCFS, or EASY in one of two forms.
 
-    `backfill` lets jobs go ahead of the head. `before_shadow` lets them also if they end by the shadow time:
-    canonical EASY. Without it a job goes ahead only into the extra nodes: `EASY/2011`, a guess at the
-    form behind the published tables of [RR] that does not fit all of them.
+    With `backfill` jobs may overtake the head of the queue on the extra nodes. With `before_shadow` they may also do so
+    if they end by the shadow time: this is canonical EASY. Without it the policy is `EASY/2011`, a guess at the variant
+    behind the published tables of [RR], which does not agree with all of them.
     """
 
     name: str
@@ -42,20 +42,20 @@ class BatchPolicy:
 
     @property
     def needs_estimates(self) -> bool:
-        """EASY needs to know when jobs will end, FCFS does not."""
+        """Whether the policy needs estimated run times: EASY does, FCFS does not."""
         return self.backfill
 
     @property
     def period_s(self) -> float | None:
-        """Batch schedulers act on events only."""
+        """None, as batch schedulers act on events only."""
         return None
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
         """Whether there is a node for every task."""
         return tasks <= nodes and mem_req_frac <= CAPACITY_FRAC
 
-    def decide(self, view: ClusterView, event: Event) -> Decision:  # noqa: ARG002 - the queue says it all
-        """Start what may start; running jobs stay where they are."""
+    def decide(self, view: ClusterView, event: Event) -> Decision:  # noqa: ARG002 - the queue is in the view
+        """Start the jobs that may start; running jobs keep their nodes."""
         offset = offsets(view.tasks)
         task_node: Ints = view.task_node.copy()
         running = view.state == JobState.RUNNING
@@ -87,7 +87,7 @@ class BatchPolicy:
 
 
 def _jobs(view: ClusterView) -> BatchJobs:
-    # A job that runs and has no start time yet is about to get the present one.
+    # A running job without a start time is being started now.
     missing = (view.state == JobState.RUNNING) & np.isnan(view.start_time_s)
     start_time_s = np.where(missing, view.time_s, view.start_time_s)
     return BatchJobs(view.tasks, view.estimate_s, start_time_s, start_time_s + view.estimate_s)

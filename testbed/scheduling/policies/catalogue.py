@@ -46,11 +46,11 @@ BASELINES: tuple[Policy, ...] = (
 GRAMMAR = {
     "<on submission>": "Greedy, GreedyP (may pause running jobs), GreedyPM (may move them too), MCB8, nothing",
     " *": "when a job completes, waiting and paused jobs are tried too (MCB8 after MCB8, else Greedy)",
-    "/per": "MCB8 maps all jobs anew at every multiple of the period",
+    "/per": "MCB8 maps all jobs again at every multiple of the period",
     "/stretch-per": "the same for the least estimated maximum stretch, not the largest minimum yield",
-    "/OPT=MIN": "CPU that is left raises the minimum yield again and again",
-    "/OPT=AVG": "CPU that is left raises the average yield (with /stretch-per: lowers the average stretch)",
-    "/OPT=MAX": "with /stretch-per only: CPU that is left lowers the maximum stretch",
+    "/OPT=MIN": "remaining CPU raises the minimum yield repeatedly",
+    "/OPT=AVG": "remaining CPU raises the average yield (with /stretch-per: lowers the average stretch)",
+    "/OPT=MAX": "with /stretch-per only: remaining CPU lowers the maximum stretch",
     "/MINVT=s": "MCB8 may pause a running job with less than s seconds of virtual time, but not move it",
     "/MINFT=s": "the same with flow time, the time since submission",
     "/WEIGHTS=jobs": "yields are in proportion to the weights of jobs (column weight of the trace)",
@@ -60,17 +60,17 @@ GRAMMAR = {
     "/MOVES=k": "a pass moves at most k jobs: those that gain most",
     "/NEEDS=discovered": "last: CPU needs are estimated from the usage of jobs; declared needs count until then",
     "/WITHIN=dps": "last, and after [IPDPS] names: the tasks of a job divide its CPU, by a bank of the job",
-    "/WITHIN=dps/distributed": "the same; tasks give what they do not use to the tasks whose messages they wait for",
+    "/WITHIN=dps/distributed": "the same; tasks give unused CPU to the tasks whose messages they wait for",
     "FCFS": "batch: whole nodes, in order of submission",
-    "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; knows run times",
-    "EASY/2011": "EASY that backfills only beside the reservation; perhaps that of the tables of 2011",
+    "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; uses run time estimates",
+    "EASY/2011": "EASY that backfills only beside the reservation; perhaps the variant of the tables of 2011",
     "DPS/none": "work-conserving shares, as booked: a task's CPU need is its share of the node; in order of submission",
-    "DPS/distributed": "the same; tasks give shares that they do not use to the tasks whose messages they wait for",
-    "DPS/bank": "the same; they give them to a bank of the job, which gives them to its tasks that are short",
+    "DPS/distributed": "the same; tasks give unused shares to the tasks whose messages they wait for",
+    "DPS/bank": "the same; tasks give unused shares to a bank of the job, which gives them to tasks that are short",
     "XGE": "two virtual clusters on the same nodes, of serial and of parallel jobs; idle parallel nodes are lent",
     "XGE/PARALLEL=f": "the same with a part f of the nodes for parallel jobs (default 0.5)",
     "XGE/LEND=no": "the same without lending",
-    "XGE/LONG=s": "urgent jobs (-xge) have only serial jobs paused that are estimated to run s seconds or longer",
+    "XGE/LONG=s": "urgent jobs (-xge) pause only serial jobs that are estimated to run s seconds or longer",
     EQUIPARTITION: "simulated only: a fluid share of the whole platform for every job, memory and places ignored",
     "GREEDY": "[IPDPS] Greedy; a job that does not fit is tried again 2, 4, 8 … s later, 4096 s at most",
     "GREEDY-PMTN": "[IPDPS] GreedyP; paused jobs are tried at every later event",
@@ -83,10 +83,10 @@ GRAMMAR = {
 
 
 def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
-    """Return the policy of that name; case is forgiven and spaces are optional.
+    """Return the policy of that name; upper and lower case are equal, and spaces are optional.
 
-    `period_s` is the period of those that act periodically, in seconds of trace time. Raises UserError for an
-    unknown name, with the nearest known ones, and for a measure of a trace, which no nodes can follow.
+    `period_s` is the period of periodic policies, in seconds of trace time. Raises UserError for an unknown name, with
+    the nearest known names, and for a measure of a trace, which is not a schedule for nodes.
     """
     if len(name) > LONGEST_NAME:
         raise UserError(f"policy {shown(name, 60)}: expected a name of at most {LONGEST_NAME} characters")
@@ -106,14 +106,14 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
 
 
 def _discovering(policy: Policy, within: object) -> Policy:
-    """Return the policy with the suffix; raises `UserError` for one that does not take it."""
+    """Return the policy with the suffix; raises `UserError` for a policy that cannot have it."""
     if not isinstance(policy, DfrsPolicy | PricedPolicy) or within is not None:
         raise UserError(f"policy {policy.name}: expected NEEDS=discovered last, after a DFRS policy without WITHIN=")
     return DiscoveringPolicy(policy)
 
 
 def _priced(name: str, period_s: float) -> Policy:
-    """Return the policy of a name that may end with what it knows of moves."""
+    """Return the policy of a name that may end with KNOWS= and MOVES=."""
     found = priced.split(name)
     if found is None:
         return _weighted(name, period_s)
@@ -124,7 +124,7 @@ def _priced(name: str, period_s: float) -> Policy:
 
 
 def _weighted(name: str, period_s: float) -> Policy:
-    """Return the policy of a name that may end with how jobs share CPU."""
+    """Return the policy of a name that may end with WEIGHTS=, LEAST= and DECAY=."""
     found = suffixes.split(name)
     if found is None:
         return _parse(name, period_s)
@@ -156,7 +156,7 @@ def _parse(name: str, period_s: float) -> Policy:
 
 
 def available() -> list[str]:
-    """Return the names that `parse` accepts, 300 s and 600 s standing for all limits; plug-ins come last."""
+    """Return the names that `parse` accepts, with 300 s and 600 s in place of all limits; plug-ins come last."""
     names = [policy.name for policy in BASELINES]
     names += ipdps.RULES
     names += [configuration.name for configuration in catalogue()]
@@ -174,5 +174,5 @@ def _from_plugin(name: str, plain: str, period_s: float, error: NotInGrammarErro
             policy: Policy = point.load()(name, period_s)
             return policy
     known = [*available(), EQUIPARTITION]
-    # Names mix cases, and likeness does not forgive them.
+    # Names have letters of both cases, and `nearest` distinguishes cases.
     raise UserError(f"{error}{nearest(name.strip(), known) or nearest(name.strip().upper(), known)}") from None

@@ -1,4 +1,4 @@
-"""The naming scheme of DFRS algorithms as data: what to do when, within which limits [RR 4.5, Table 1].
+"""The naming scheme of DFRS algorithms as data: actions at each kind of event, and limits [RR 4.5, Table 1].
 
 <on submission>[ *][/per|/stretch-per]/OPT=<MIN|AVG|MAX>[/MINVT=seconds|/MINFT=seconds]
 """
@@ -37,7 +37,7 @@ class Periodic(Enum):
 
 
 class Optimise(Enum):
-    """How CPU that the equal minimum leaves is given away; values as printed."""
+    """How CPU that remains after equal minimum yields is allocated; values as printed."""
 
     MIN = "MIN"
     AVG = "AVG"
@@ -52,12 +52,12 @@ class Limit(Enum):
 
 
 class NotInGrammarError(UserError):
-    """A text that is no name of the scheme, or that names a combination which Table 1 does not have."""
+    """A text that is not a name of the scheme, or a name of a combination that Table 1 does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One algorithm of the scheme. `name` is its catalogue name; the period is a setting beside it.
+    """One algorithm of the scheme. `name` is its catalogue name; the period is a separate setting.
 
     `opportunistic` is the `*`: jobs are also started when others complete. `limit_s` seconds of `limit` time
     protect a running job. Raises NotInGrammarError for a combination that the scheme does not have.
@@ -127,7 +127,7 @@ def _member(kind: type[E], text: str | None) -> E:
 
 
 def parse_configuration(name: str, period_s: float = DEFAULT_PERIOD_S) -> Configuration:
-    """Read a name of the scheme, spaces optional and case forgiven; raise NotInGrammarError for any other."""
+    """Parse a name of the scheme; spaces and case do not matter. Raises NotInGrammarError for any other text."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise NotInGrammarError(f"policy {name!r}: not a name of the scheme")

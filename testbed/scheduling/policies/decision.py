@@ -1,9 +1,9 @@
-"""One decision of dynamic fractional resource scheduling on arrays: the kernel that all worlds share [RR 4].
+"""One decision of dynamic fractional resource scheduling on arrays: the kernel of live and simulated runs [RR 4].
 
 At one instant completions are handled first, then submissions one by one, then the periodic pass; yields are
 computed once, at the end. A job that runs on a node that is no longer available has lost its place: it is
 paused for the decision, and can be placed again like any other job. A change of the nodes frees resources or takes
-them, so it is handled as a completion is.
+them, so it is handled like a completion.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LIMIT = {None: NO_LIMIT, Limit.VIRTUAL_TIME: VIRTUAL_TIME, Limit.FLOW_TIME: FLO
 
 
 def rules_of(configuration: Configuration) -> Rules:
-    """Return a configuration of [RR] in numbers."""
+    """Return the numeric rules of a configuration of [RR]."""
     periodic = _PERIODIC[configuration.periodic]
     return Rules(
         on_submission=_ON_SUBMISSION[configuration.on_submission],
@@ -88,10 +88,10 @@ def decide(
     freed: bool,
     periodic: bool,
 ) -> None:
-    """Answer what happened at `time_s`: change which active rows run, their `task_node` and `yield_frac`, in place.
+    """Decide on the events at `time_s`: change which active rows run, `task_node` and `yield_frac`, in place.
 
-    `active` are the ascending rows of jobs that were submitted and have not ended, `submitted` those of them that
-    were submitted now (or are tried again by order of the caller), in the order in which they are handled; the decision
+    `active` are the ascending rows of jobs that were submitted and have not ended. `submitted` are those that were
+    submitted now, or that the caller wants to be tried again, in the order in which they are handled; the decision
     for one does not depend on later ones. `freed` says that jobs completed or that nodes changed, `periodic` that this
     is the instant of a pass.
     """
@@ -111,7 +111,7 @@ def decide(
         for row in submitted:
             known[position_of(active, row)] = True
             mcb8(active[known], jobs, cluster, rules, time_s, for_stretch)
-    if rules.guarantees:  # before the pass, for which all jobs that run now are old ones
+    if rules.guarantees:  # before the pass, which treats all running jobs as old ones
         keep_guarantees(active, ran, jobs, cluster)
     if periodic and rules.periodic != NO_PASS:
         mcb8(active, jobs, cluster, rules, time_s, for_stretch)
@@ -131,7 +131,7 @@ def _act_greedily(
     freed: bool,
     known: Mask,
 ) -> None:
-    """Handle completions, then submissions, with Greedy, GreedyP or GreedyPM; `known` is used up."""
+    """Handle completions, then submissions, with Greedy, GreedyP or GreedyPM; `known` is overwritten."""
     cpu_frac = node_usage(active, jobs, cluster, jobs.cpu_need_frac)
     mem_frac = node_memory(active, jobs, cluster)
     if freed and rules.resume != NEVER:
@@ -164,7 +164,7 @@ def _resume(
     cpu_frac: Floats,
     mem_frac: Floats,
 ) -> None:
-    """Try the known jobs that do not run, by decreasing priority."""
+    """Try to place the known jobs that do not run, by decreasing priority."""
     stopped = np.empty(active.size, dtype=np.int64)
     count = _find_stopped(active, known, cluster, stopped)
     if count == 0:
@@ -175,7 +175,7 @@ def _resume(
 
 @lean_kernel
 def _find_stopped(active: Ints, known: Mask, cluster: Cluster, stopped: Ints) -> int:
-    """Write the known rows that do not run to `stopped`; return how many they are."""
+    """Write the known rows that do not run to `stopped`; return their number."""
     count = 0
     for index in range(active.size):
         if known[index] and not cluster.running[active[index]]:
@@ -196,7 +196,7 @@ def _place_by_force(
     cpu_frac: Floats,
     mem_frac: Floats,
 ) -> None:
-    """Pause jobs so that the newcomer fits, place it, then with GreedyPM those that were paused, where they fit."""
+    """Pause jobs so that the newcomer fits, and place it; with GreedyPM, place the paused jobs again where they fit."""
     runs = np.empty(active.size, dtype=np.int64)
     count = 0
     for row in active:
@@ -221,7 +221,7 @@ def _place_by_force(
 
 @kernel
 def set_yields(rules: Rules, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints) -> None:
-    """Set the yields of a map as the rules say."""
+    """Set the yields of a map according to the rules."""
     if not is_plain(rules):
         weighted_yields(active, jobs, cluster, rules)
     elif rules.periodic == PACK_FOR_STRETCH:

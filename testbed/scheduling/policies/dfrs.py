@@ -1,7 +1,7 @@
 """Dynamic fractional resource scheduling as a policy: the shared kernel on the arrays of a view [RR 4].
 
-Decisions are made by the plain kernel, at once, until `use_compiled` is called. Both forms produce the same bits, so a
-decision does not depend on which of them made it.
+The plain kernel, which needs no compilation, makes the decisions until `use_compiled` is called. Both forms produce the
+same bits, so decisions do not depend on the form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def use_compiled() -> None:
 
 
 def can_load() -> bool:
-    """Whether the machine code of the kernel is at hand, so that `use_compiled` has nothing to compile."""
+    """Whether the machine code of the kernel is cached, so that `use_compiled` has nothing to compile."""
     return can_compile() and is_cached(decide)
 
 
@@ -48,7 +48,7 @@ class DfrsPolicy:
 
     @property
     def needs_estimates(self) -> bool:
-        """DFRS knows nothing of run times."""
+        """False, as DFRS does not use run times."""
         return False
 
     @property
@@ -66,12 +66,12 @@ class DfrsPolicy:
         return self.rules.guarantees
 
     def can_ever_guarantee(self, tasks: int, cpu_frac: float, nodes: int) -> bool:
-        """See `GuaranteeingPolicy`: all of an empty cluster, if the rules know guarantees at all."""
+        """See `GuaranteeingPolicy`: with all of an empty cluster; True if the rules have no guarantees."""
         each = int(MOST_GUARANTEED_FRAC / cpu_frac) if self.rules.guarantees and cpu_frac > 0.0 else tasks
         return tasks <= nodes * each
 
     def next_wake_s(self, view: ClusterView) -> float | None:
-        """Return the next instant at which a waiting job is to be tried again, None if there is none."""
+        """Return the next instant at which to try a waiting job again, None if there is none."""
         if not self.rules.backs_off:
             return None
         waiting = view.submit_time_s[view.state != JobState.RUNNING]
@@ -89,5 +89,5 @@ class DfrsPolicy:
         )
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
-        """Answer an event; raise ValueError where it names a submitted job that is not in the view."""
+        """Return the decision on an event; raises ValueError if it names a submitted job that is not in the view."""
         return decide_view(DFRS, self.rules, view, event)

@@ -1,6 +1,6 @@
 """The suffix `/NEEDS=discovered`: a policy that uses estimated CPU needs instead of declared ones.
 
-`decide` is that of the policy before the suffix. The view has the declared need of a job until the agents have an
+Decisions are those of the policy before the suffix. The view has the declared need of a job until the agents have an
 estimate (`testbed.needs`), and from then on the estimate.
 """
 
@@ -47,7 +47,7 @@ class DiscoveringPolicy(WrappedPolicy):
 
 
 def split(name: str) -> str | None:
-    """Return the name of a policy without the suffix, None without any; raises `UserError` for nonsense behind it."""
+    """Return the name of a policy without the suffix, None without one; raises `UserError` for another value."""
     match = _SUFFIX.fullmatch(name)
     if match is None:
         return None

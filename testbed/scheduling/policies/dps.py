@@ -1,8 +1,8 @@
 """Work-conserving shares: jobs start in order of submission, where their shares are free, and are never moved [DPS].
 
 The policy books shares; it does not divide CPU time. A task gets its share when others want the rest of its node, and
-more when they do not. Shares that a task does not use move by themselves to other tasks of its job, as `exchange` says:
-agents see to that (`testbed.shares`), and the policy decides nothing.
+more when they do not. The agents move shares that a task does not use to other tasks of its job, in the mode `exchange`
+(`testbed.shares`). The policy does not decide on these moves.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class DpsPolicy:
 
     @property
     def needs_estimates(self) -> bool:
-        """Nobody needs to know when jobs will end."""
+        """False, as the policy does not use run times."""
         return False
 
     @property
     def period_s(self) -> float | None:
-        """The policy acts on events only."""
+        """None, as the policy acts on events only."""
         return None
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
@@ -56,11 +56,11 @@ class DpsPolicy:
         self, tasks: int, cpu_need_frac: float, mem_req_frac: float, nodes: int, *, urgent: bool
     ) -> bool:  # fmt: skip
         """See `BookingPolicy`: whether an empty cluster has the shares and the memory of all tasks."""
-        del urgent  # all wait in one queue
+        del urgent  # all jobs wait in one queue
         return _place(tasks, cpu_need_frac, mem_req_frac, np.zeros(nodes), np.zeros(nodes)) is not None
 
-    def decide(self, view: ClusterView, event: Event) -> Decision:  # noqa: ARG002 - the queue says it all
-        """Start what may start; running jobs stay where they are, unless a node of theirs is lost."""
+    def decide(self, view: ClusterView, event: Event) -> Decision:  # noqa: ARG002 - the queue is in the view
+        """Start the jobs that may start; running jobs keep their nodes, unless one of the nodes is lost."""
         offset = offsets(view.tasks)
         task_node: Ints = view.task_node.copy()
         running = view.state == JobState.RUNNING
@@ -84,7 +84,7 @@ class DpsPolicy:
 
 
 def _place(tasks: int, need_frac: float, mem_frac_each: float, cpu_frac: Floats, mem_frac: Floats) -> list[int] | None:
-    """Return nodes for all tasks, and book them; None, with nothing booked, if there is no room."""
+    """Return nodes for all tasks, and book them; None, with nothing booked, if they do not fit."""
     cpu, memory, found = cpu_frac.copy(), mem_frac.copy(), []
     for _ in range(tasks):
         fits = (cpu + need_frac <= CAPACITY_FRAC) & (memory + mem_frac_each <= CAPACITY_FRAC)

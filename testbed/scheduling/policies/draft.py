@@ -1,4 +1,4 @@
-"""A decision in the making, for policies in plain Python: the jobs of a view, and ways to place and pause them."""
+"""A draft of a decision, for policies in plain Python: the jobs of a view, and methods to place and pause them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.scheduling.policies.yields import max_min_yields
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """A job of the view at the place `row`, in order of submission: see `ClusterView` for its figures."""
+    """A job in row `row` of the view, in order of submission: see `ClusterView` for its figures."""
 
     row: int
     job_id: int
@@ -29,11 +29,11 @@ class DraftJob:
 
 
 class Draft:
-    """Begins with every job where it is, but for jobs on nodes that are no longer available: these wait.
+    """A draft of a decision: at first every job keeps its nodes, except jobs on unavailable nodes, which wait.
 
-    A job that is placed gets its nodes whole or not at all: each of `least_loaded`, `first_fit` and `place` returns
-    whether it did. The view is not changed. Jobs are of this draft; a job that is placed must wait, and one that is
-    paused must run, else ValueError is raised.
+    `least_loaded`, `first_fit` and `place` place all tasks of a job or none, and return whether they did. The view is
+    not changed. Jobs must be of this draft. Raises ValueError when a job is placed that does not wait, or when a job is
+    paused that does not run.
     """
 
     def __init__(self, view: ClusterView) -> None:
@@ -89,12 +89,12 @@ class Draft:
         return placing.first_fit(self._waits(job), self._jobs, self._cluster, self._cpu_frac, self._mem_frac)
 
     def place(self, job: DraftJob, nodes: Ints) -> bool:
-        """Place one task on each of `nodes`; not at all if these are too few, too many, or short of memory."""
+        """Place one task on each of `nodes`, or none if there are too few or too many nodes, or too little memory."""
         row = self._waits(job)
         return placing.place_on(row, np.asarray(nodes), self._jobs, self._cluster, self._cpu_frac, self._mem_frac)
 
     def pause(self, job: DraftJob) -> None:
-        """Take a running job from its nodes."""
+        """Pause a running job, which leaves its nodes."""
         if not self._cluster.running[job.row]:
             raise ValueError(f"job {job.job_id} does not run: it cannot be paused")
         placing.release(job.row, self._jobs, self._cluster, self._cpu_frac, self._mem_frac)

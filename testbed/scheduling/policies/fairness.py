@@ -1,9 +1,9 @@
-"""Weighted max-min fairness with guarantees: yields in proportion to weights, above the least that each job is given.
+"""Weighted max-min fairness with guarantees: yields in proportion to weights, but never below guarantees.
 
 At a level L a job has the yield min(1, max(m, r L)): m is its guaranteed yield, r its weight relative to the smallest
 weight of all jobs. L is raised until a node is full; the jobs on that node keep their yields, and L is raised further
 for the others. With equal weights and no guarantees this is OPT=MIN of [RR 4.6]. Weights decay with virtual time if the
-rules have a `decay_s`: with that virtual time a job has half of its weight.
+rules have a `decay_s`: a job with that virtual time has half of its weight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from testbed.scheduling.policies.placing import pause
 from testbed.scheduling.policies.state import Cluster, Jobs, Mask, Rules
 from testbed.scheduling.policies.view import Floats, Ints
 
-MOST_GUARANTEED_FRAC = 0.99  # of a node: jobs without guarantees share the rest at least
+MOST_GUARANTEED_FRAC = 0.99  # of a node: at least the rest is for jobs without guarantees
 
 
 @lean_kernel
@@ -59,7 +59,7 @@ def level_yield(level: float, ratio: float, least: float) -> float:
 def weighted_yields(active: Ints, jobs: Jobs, cluster: Cluster, rules: Rules) -> None:
     """Set the yields of all active rows for a map, in (0, 1] for jobs that run and 0 for the others.
 
-    Guarantees have room on all nodes: see `keep_guarantees`.
+    The guarantees must fit on all nodes: see `keep_guarantees`.
     """
     ratio = relative_weights(active, jobs, cluster, rules)
     begin, rows = _by_node(active, jobs, cluster)
@@ -99,7 +99,7 @@ def _fix(
 
 @kernel
 def _by_node(active: Ints, jobs: Jobs, cluster: Cluster) -> tuple[Ints, Ints]:
-    """Return where the tasks of each node begin (N + 1,), and the rows of all tasks that run, by node."""
+    """Return the index of the first task of each node (N + 1,), and the rows of all running tasks, by node."""
     begin = np.zeros(cluster.node_available.size + 1, dtype=np.int64)
     for row in active:
         if cluster.running[row]:
@@ -158,7 +158,7 @@ def _used(rows: Ints, level: float, ratio: Floats, grows: Mask, jobs: Jobs, rule
 
 @kernel
 def keep_guarantees(active: Ints, ran: Mask, jobs: Jobs, cluster: Cluster) -> None:
-    """Pause jobs until all guarantees have room on their nodes: new ones first, and the youngest of these."""
+    """Pause jobs until all guarantees fit on their nodes: jobs that did not run before first, the youngest first."""
     used = np.zeros(cluster.node_available.size)
     for row in active:
         if cluster.running[row]:

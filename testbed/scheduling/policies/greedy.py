@@ -51,8 +51,8 @@ def place(cpu_need_frac: float, mem_req_frac: float, cpu_frac: Floats, mem_frac:
         for node in range(cpu_frac.size):
             if cpu_frac[node] < least and mem_frac[node] + mem_req_frac <= CAPACITY_FRAC:
                 least = cpu_frac[node]
-        # One pass serves all nodes that tie, as long as they stay a group of their own: a node that got a task
-        # leaves it for good, and none that is almost in it must come in when the least load rises.
+        # One pass serves all nodes that tie for the least load, as long as no other node joins them: a node that got a
+        # task must leave the tie for good, and no node of almost equal load may join it when the least load rises.
         alone = cpu_need_frac <= 3.0 * TOLERANCE_FRAC
         before = placed
         for node in range(cpu_frac.size):
@@ -74,8 +74,8 @@ def place(cpu_need_frac: float, mem_req_frac: float, cpu_frac: Floats, mem_frac:
 def make_room(newcomer: int, candidates: Ints, jobs: Jobs, cluster: Cluster, mem_frac: Floats, marked: Mask) -> bool:
     """Choose which running `candidates` (rows, by increasing priority) to pause for the row `newcomer`.
 
-    Candidates are marked until the newcomer would fit; then, by decreasing priority, each is unmarked with
-    which the newcomer still fits. Return whether there is such a choice, and write `marked`, one per candidate. The
+    Candidates are marked until the newcomer would fit; then, by decreasing priority, each is unmarked
+    if the newcomer still fits. Return whether there is such a choice, and write `marked`, one per candidate. The
     memory of the marked ones is then released in `mem_frac` (N,); without such a choice nothing changes.
     """
     tasks = jobs.offset[newcomer + 1] - jobs.offset[newcomer]
@@ -105,7 +105,7 @@ def make_room(newcomer: int, candidates: Ints, jobs: Jobs, cluster: Cluster, mem
             marked[index] = False
             total -= gone
         else:
-            # Restored, not subtracted again: memory is the sum that it was.
+            # Restored, not subtracted again, so that rounding does not change the sum.
             for task in range(nodes.size):
                 mem_frac[nodes[task]] = before[task]
             for node in nodes:
@@ -151,7 +151,7 @@ def _place_each(
     failed_tasks: Ints,
     failed_mem: Floats,
 ) -> None:
-    # Room only shrinks: a job that asks for no less than one that failed fails, too.
+    # Free memory only shrinks: a job that needs no less than a job that failed fails, too.
     fails = 0
     for row in rows:
         begin, end = jobs.offset[row], jobs.offset[row + 1]

@@ -1,4 +1,4 @@
-"""Whether a cluster can keep all guarantees at once: what is decided before a job with one is accepted."""
+"""Admission test of jobs with guaranteed yields: whether a cluster can keep all guarantees at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from testbed.scheduling.workload.jobs import Job
 def guarantees_fit(jobs: Sequence[Job], nodes: int) -> bool:
     """Whether all tasks with guaranteed yields fit on `nodes` nodes, by their guaranteed CPU and their memory.
 
-    Tasks are placed in order of the larger of the two, largest first, each where it fits first. Jobs may be refused
-    that would fit in another way, and none is accepted that does not.
+    Tasks are placed first-fit in decreasing order of the larger of the two. The test may fail for jobs that would fit
+    in another way, but never passes for jobs that do not fit.
     """
     tasks = [
         (job.cpu_need_frac * job.least_yield_frac, job.mem_req_frac)

@@ -1,7 +1,7 @@
 """The nine algorithms of [IPDPS III] in the rules that all policies share, and GREEDY's backoff.
 
-Their own: priority max(30, flow time) / virtual time², and CPU that the equal minimum leaves goes to the jobs with
-the lowest total CPU need first. FCFS and EASY are those of `testbed.scheduling.policies.batch`.
+Specific to [IPDPS]: the priority is max(30, flow time) / virtual time², and CPU that remains after equal minimum yields
+goes to the jobs with the lowest total CPU need first. FCFS and EASY are those of `testbed.scheduling.policies.batch`.
 
 Readings where the paper is silent: the backoff of GREEDY counts from the submission, so that the retries of a job are
 a function of its submit time alone; GREEDY-PMTN's paused jobs are tried after newcomers; DYNMCB8-STRETCH-PER
@@ -108,7 +108,7 @@ _PERIOD_SUFFIX = re.compile(
 def named_rules(name: str, period_s: float) -> tuple[str, Rules] | None:
     """Return the name as printed and the rules of one of these algorithms, or None for any other name.
 
-    A suffix, as in `DYNMCB8-PER-300`, is the period in seconds and goes before `period_s`. Raises UserError for a
+    A suffix, as in `DYNMCB8-PER-300`, is the period in seconds and overrides `period_s`. Raises UserError for a
     period that is not positive.
     """
     suffix = ""

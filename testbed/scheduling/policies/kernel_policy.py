@@ -1,7 +1,7 @@
-"""Policies whose decisions a kernel makes: it decides for live nodes on the arrays of a view, and compiled in a loop.
+"""Policies whose decisions a kernel makes: on the arrays of a view for live nodes, compiled in a loop in simulations.
 
 A kernel of a policy works on the named arrays of `testbed.scheduling.policies.state`, in place. It needs nothing but
-numpy; `testbed.scheduling.compiler` says what a kernel may use so that it can be compiled.
+numpy; `testbed.scheduling.compiler` describes what a kernel may use so that it can be compiled.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def never_wakes(rules: Any, submit_time_s: Floats, running: Mask, time_s: float,
 
 
 class Kernels(NamedTuple):
-    """The kernels of a policy for the event loop, by the names that the loop calls them.
+    """The kernels of a policy for the event loop, under the names by which the loop calls them.
 
-    `next_wake_s` returns the next instant after `time_s` at which the policy wants to be asked again, infinite without
-    one; `submit_time_s` and `running` are those of `Jobs` and `Cluster`.
+    `next_wake_s` returns the next instant after `time_s` at which the loop must call the policy again, or infinity;
+    `submit_time_s` and `running` are those of `Jobs` and `Cluster`.
     """
 
     decide: Decide
@@ -54,44 +54,44 @@ class CompilablePolicy(Policy, Protocol):
     def rules(self) -> Any:
         """The rules, which the kernels get as their first argument.
 
-        A policy with an attribute `needs_columns` that is true has kernels that get `RulesAndColumns` instead.
+        If the policy has a true attribute `needs_columns`, its kernels get `RulesAndColumns` instead.
         """
 
 
 class JobColumns(NamedTuple):
-    """What only some kernels need to know of J jobs, beside `Jobs`."""
+    """Columns of J jobs that only some kernels need, beside `Jobs`."""
 
-    start_time_s: Floats  # (J,) NaN before the first start; the simulated world changes it in place
-    estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
+    start_time_s: Floats  # (J,) NaN before the first start; the simulator changes it in place
+    estimate_s: Floats  # (J,) NaN unless the policy has `needs_estimates`
     urgent: Mask  # (J,)
     move_cost_s: Floats  # (J,) NaN unless the policy is a `CostAwarePolicy`
 
 
 class RulesAndColumns(NamedTuple):
-    """The first argument of the kernels of a policy that says `needs_columns`."""
+    """The first argument of the kernels of a policy with `needs_columns`."""
 
     rules: Any
     columns: JobColumns
 
 
 def first_argument(policy: CompilablePolicy, columns: JobColumns) -> Any:
-    """Return what the kernels of a policy get as their first argument."""
+    """Return the first argument of the kernels of a policy."""
     return RulesAndColumns(policy.rules, columns) if getattr(policy, "needs_columns", False) else policy.rules
 
 
 def has_kernels(policy: Policy) -> TypeGuard[CompilablePolicy]:
-    """Whether a policy says that kernels make all of its decisions."""
+    """Whether a policy declares that kernels make all of its decisions."""
     return isinstance(getattr(policy, "kernels", None), Kernels)
 
 
-_compiled: dict[Decide, Decide] = {}  # the kernels that decide compiled in this process
+_compiled: dict[Decide, Decide] = {}  # kernels whose compiled form decides in this process
 
 
 def use_compiled(kernels: Kernels, rules: Any) -> None:
-    """Compile a policy's `decide`, or load it, and let it decide on views from now on in this process.
+    """Compile a policy's `decide`, or load its machine code, and use it for views from now on in this process.
 
-    It may take a minute when nothing is cached: call it from a thread where decisions must go on. Raises ImportError
-    without numba.
+    This may take a minute when nothing is cached: call it from another thread if decisions must not wait. Raises
+    ImportError without numba.
     """
     kernel = compiled(kernels.decide)
     nobody = np.zeros(0, dtype=np.int64)
@@ -103,7 +103,7 @@ def use_compiled(kernels: Kernels, rules: Any) -> None:
 
 def arrays_of(view: ClusterView) -> tuple[Jobs, Cluster]:
     """Return the arrays of a view, for kernels that change them."""
-    # Copies: arrays that refuse writing would be other types to a compiled kernel, and have it compiled again.
+    # Copies: for numba read-only arrays are other types, for which the kernel would be compiled again.
     jobs = Jobs(
         submit_time_s=view.submit_time_s.copy(),
         offset=offsets(view.tasks),
@@ -123,13 +123,13 @@ def arrays_of(view: ClusterView) -> tuple[Jobs, Cluster]:
 
 
 def as_decision(view: ClusterView, jobs: Jobs, cluster: Cluster) -> Decision:
-    """Return what a kernel made of the arrays of a view; as few tasks as possible change their nodes."""
+    """Return the decision that a kernel wrote to the arrays of a view; as few tasks as possible change their nodes."""
     nodes = view.node_available.size
     return Decision(keep_places(jobs.offset, view.task_node, cluster.task_node, nodes), cluster.yield_frac)
 
 
 def decide_view(kernels: Kernels, rules: Any, view: ClusterView, event: Event) -> Decision:
-    """Answer an event by a kernel; raise ValueError where it names a submitted job that is not in the view."""
+    """Return a kernel's decision on an event; raises ValueError if it names a submitted job that is not in the view."""
     jobs, cluster = arrays_of(view)
     _compiled.get(kernels.decide, kernels.decide)(
         rules,
@@ -153,7 +153,7 @@ def _row(view: ClusterView, job_id: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KernelPolicy:
-    """A policy that is its kernels and its rules; a job fits where the memory of empty nodes holds its tasks.
+    """A policy that consists of kernels and rules; a job can run if the memory of empty nodes holds its tasks.
 
     Raises UserError for a function that is not marked as a kernel.
     """
@@ -173,7 +173,7 @@ class KernelPolicy:
 
     @property
     def needs_estimates(self) -> bool:
-        """Kernels know nothing of run times."""
+        """False, as these kernels do not get run times."""
         return False
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
@@ -181,5 +181,5 @@ class KernelPolicy:
         return tasks <= nodes * tasks_per_node(mem_req_frac)
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
-        """Answer an event; raise ValueError where it names a submitted job that is not in the view."""
+        """Return the decision on an event; raises ValueError if it names a submitted job that is not in the view."""
         return decide_view(self.kernels, self.rules, view, event)

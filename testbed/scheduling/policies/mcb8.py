@@ -1,12 +1,12 @@
 """MCB8: a map of all jobs for the highest yield, or the lowest stretch, that packing finds [RR 4.3, 4.7].
 
-For a target, every job has a CPU requirement: its CPU need times its yield. That is the target itself, or, for
-the stretch S, searched as x = 1 / S, the yield that brings the job's estimated stretch to S at the next pass.
+For a target, every job has a CPU requirement: its CPU need times its yield. The yield is the target itself. For a
+stretch S, searched as x = 1 / S, it is the yield that brings the job's estimated stretch to S at the next pass.
 The search tries 1, then 0.01, then bisects to a width of 0.01; while even 0.01 is infeasible, the job of lowest
-priority is left out. Jobs below MINVT or MINFT are pinned: they are placed before all others, where they are.
+priority is left out. Jobs below MINVT or MINFT are pinned: they are placed before all others, on their present nodes.
 
-A target that asks for a yield above 1 is infeasible. At 0.01, the end of the search, such a yield counts as 1:
-otherwise one job that has waited for a hundred periods would have every other job left out, and then itself.
+A target that requires a yield above 1 is infeasible. At 0.01, the end of the search, such a yield counts as 1:
+otherwise one job that has waited for a hundred periods would cause all jobs to be left out, itself last.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def mcb8(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, 
     trial = new_patterns(problem.nodes.size, total)
     order = rows
     for drops in range(rows.size + 1):
-        # What exceeds the whole cluster cannot be packed, nor more tasks that cannot share a node than nodes.
+        # No packing exists if the memory of all nodes is exceeded, or if more tasks than nodes need over half a node.
         if mem_frac <= _most_frac(problem) and wide <= problem.nodes.size:
             found = _search(problem, jobs, cluster, rules, time_s, stretch, best, trial)
             if found.number[0] >= 0:
@@ -65,7 +65,7 @@ def mcb8(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, 
 
 @lean_kernel
 def _most_frac(problem: Problem) -> float:
-    """Return what all nodes hold together, with a margin for the rounding of sums."""
+    """Return the capacity of all nodes together, with a margin for the rounding of sums."""
     return problem.nodes.size * (1.0 + 2.0 * TOLERANCE_FRAC)
 
 
@@ -157,7 +157,7 @@ def requirement(
 
 @lean_kernel
 def _set_runs(problem: Problem) -> bool:
-    """Find the stretches of nodes on which the pinned rows use as much; return whether no node is over-committed."""
+    """Find the runs of nodes on which pinned rows use equal amounts; return whether no node is over-committed."""
     runs, nodes = problem.runs, problem.nodes
     count = 0
     for position in range(nodes.size):

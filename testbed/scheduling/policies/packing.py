@@ -1,11 +1,11 @@
-"""MCB8's packing at given requirements: two lists, node after node, against the imbalance [RR 4.3].
+"""MCB8's packing at given requirements: fills node after node from two lists, against the imbalance [RR 4.3].
 
-Items are what is packed: jobs, or classes of jobs that are equal to the packer. Readings where the paper is silent: an
+Items are jobs, or classes of jobs with equal requirements. Readings where the paper is silent: an
 item is CPU-heavy when its requirement is strictly greater than its memory; lists are sorted by decreasing maximum of
 the two, then decreasing minimum, then submission; the CPU list comes first on a balanced node.
 
-Nodes that begin alike are filled alike as long as no list runs out, so a pattern is found once and repeated: the
-work grows with the number of different nodes and items, not with the number of nodes and tasks.
+Nodes with equal use before the packing are filled alike as long as no item runs out of tasks, so a pattern is found
+once and repeated. The time grows with the number of different nodes and items, not with the number of nodes and tasks.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Lists(NamedTuple):
     other: Floats
     least_other: Floats
     left: Ints  # tasks to be placed
-    skip: Ints  # towards the first position from here on with tasks left, in jumps
+    skip: Ints  # union-find: towards the first position from here on with tasks left
     item: Ints
     border: Ints  # (1,): position of the first sentinel
 
 
 class Runs(NamedTuple):
-    """Stretches of nodes in the order of filling that hold the same before: R stretches."""
+    """R runs of consecutive nodes, in the order of filling, with equal use before the packing."""
 
     end: Ints  # (R,): position after the last node
     cpu_frac: Floats  # (R,) in use on each of its nodes
     mem_frac: Floats  # (R,)
-    number: Ints  # (1,): how many stretches there are; the arrays may be longer
+    number: Ints  # (1,): R; the arrays may be longer
 
 
 class Patterns(NamedTuple):
@@ -57,7 +57,7 @@ class Patterns(NamedTuple):
 
 @kernel
 def new_lists(items: int) -> Lists:
-    """Return room for that many items."""
+    """Return empty lists for that many items."""
     return Lists(
         np.empty(items + 2),
         np.empty(items + 2),
@@ -71,7 +71,7 @@ def new_lists(items: int) -> Lists:
 
 @kernel
 def new_patterns(nodes: int, tasks: int) -> Patterns:
-    """Return room for any packing of that many tasks on that many nodes."""
+    """Return arrays that can hold any packing of that many tasks on that many nodes."""
     patterns = min(nodes, tasks) + 1
     return Patterns(
         np.empty(patterns, dtype=np.int64),
@@ -131,7 +131,7 @@ def _alive(skip: Ints, position: int) -> int:
 
 @lean_kernel
 def first_fit(lists: Lists, position: int, end: int, key_room: float, other_room: float) -> int:
-    """Return the first position in [position, end) with a task left that fits the room, or `end`."""
+    """Return the first position in [position, end) with a task left that fits the free capacity, or `end`."""
     position = _alive(lists.skip, position)
     if position < end and lists.key[position] > key_room:
         low, high = position + 1, end  # the list is sorted by its key
@@ -153,7 +153,7 @@ def first_fit(lists: Lists, position: int, end: int, key_room: float, other_room
 
 @lean_kernel
 def pack(lists: Lists, items: int, total: int, runs: Runs, patterns: Patterns) -> bool:
-    """Try to place all `total` tasks of the lists, of so many `items`; write `patterns`, whole if all found a place."""
+    """Try to place all `total` tasks of the lists of `items` items; write `patterns`, return whether all are placed."""
     count, entries, node = 0, 0, 0
     for run in range(runs.number[0]):
         while node < runs.end[run] and total > 0:
@@ -184,14 +184,14 @@ def pack(lists: Lists, items: int, total: int, runs: Runs, patterns: Patterns) -
 
 @lean_kernel
 def _fill_node(lists: Lists, items: int, cpu_frac: float, mem_frac: float, begin: int, patterns: Patterns) -> int:
-    """Fill one node that holds as much before; append entries (position, tasks) from `begin`, return their end."""
+    """Fill one node with this use before; append entries (position, tasks) from `begin`, return their end."""
     border, end = lists.border[0], items + 1
     at_cpu, at_mem = 0, border + 1
     entries = begin
     while True:
         cpu_room = CAPACITY_FRAC - cpu_frac
         mem_room = CAPACITY_FRAC - mem_frac
-        # Room only shrinks while a node is filled, so an item that did not fit is not tried again on that node.
+        # Free capacity only shrinks while a node is filled, so an item that did not fit is not tried again there.
         at_cpu = first_fit(lists, at_cpu, border, cpu_room, mem_room)
         at_mem = first_fit(lists, at_mem, end, mem_room, cpu_room)
         if at_cpu == border and at_mem == end:

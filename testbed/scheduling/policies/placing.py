@@ -1,6 +1,6 @@
 """Placement for other policies: kernels on the arrays that a kernel of a policy gets.
 
-They keep the CPU need and the memory that are in use on each node, `cpu_frac` and `mem_frac` (N,), which `usage` finds.
+They update the CPU need and the memory in use on each node, `cpu_frac` and `mem_frac` (N,), which `usage` computes.
 On a node that is not available `mem_frac` is infinite, so nothing is placed there. CPU never prevents a placement:
 yields share it afterwards (`testbed.scheduling.policies.yields`). `testbed.scheduling.policies.draft` has all of this
 for views.
@@ -44,7 +44,7 @@ def waiting(active: Ints, cluster: Cluster) -> Ints:
 
 @lean_kernel
 def drop_lost(jobs: Jobs, cluster: Cluster, active: Ints) -> None:
-    """Take jobs from nodes that are not available: a decision must not leave tasks there."""
+    """Pause jobs with tasks on nodes that are not available, as a decision must not leave tasks there."""
     for node in range(cluster.node_available.size):
         if not cluster.node_available[node]:
             break
@@ -60,7 +60,7 @@ def drop_lost(jobs: Jobs, cluster: Cluster, active: Ints) -> None:
 
 @lean_kernel
 def pause(row: int, jobs: Jobs, cluster: Cluster) -> None:
-    """Take a job from its nodes; the caller's usages are not changed."""
+    """Pause a job, which leaves its nodes; the caller's usages are not changed."""
     cluster.running[row] = False
     for task in range(jobs.offset[row], jobs.offset[row + 1]):
         cluster.task_node[task] = NOT_PLACED
@@ -68,7 +68,7 @@ def pause(row: int, jobs: Jobs, cluster: Cluster) -> None:
 
 @lean_kernel
 def release(row: int, jobs: Jobs, cluster: Cluster, cpu_frac: Floats, mem_frac: Floats) -> None:
-    """Take a job from its nodes, and what it uses from both usages."""
+    """Pause a job, and subtract its CPU need and memory from both usages."""
     for task in range(jobs.offset[row], jobs.offset[row + 1]):
         cpu_frac[cluster.task_node[task]] -= jobs.cpu_need_frac[row]
         mem_frac[cluster.task_node[task]] -= jobs.mem_req_frac[row]
@@ -111,7 +111,7 @@ def place_on(row: int, nodes: Ints, jobs: Jobs, cluster: Cluster, cpu_frac: Floa
     """Place a job that does not run on `nodes`, one for each of its tasks; a node may occur more than once.
 
     Return True and update both usages, or return False and leave everything as it was: when there are too few or too
-    many nodes, or when one has no memory for its tasks.
+    many nodes, or when a node lacks memory for its tasks.
     """
     begin = jobs.offset[row]
     if nodes.size != jobs.offset[row + 1] - begin:

@@ -1,6 +1,6 @@
-"""Policies that know the price of a move, or may make few: a DFRS policy with `/KNOWS=cost` or `/MOVES=k`.
+"""DFRS policies that weigh the cost of moves (suffix `/KNOWS=cost`) or limit their number (`/MOVES=k`).
 
-Both change its periodic passes alone; what else it does on events is as without the suffix. See
+Both suffixes change only the periodic passes; decisions on other events are the same as without the suffix. See
 `testbed.scheduling.policies.priced_kernel` for the rule.
 """
 
@@ -30,9 +30,9 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True)
 class PricedPolicy:
-    """`policy`, whose passes know what moves cost, over a horizon, or move at most so many jobs.
+    """A DFRS policy whose passes weigh the cost of moves over a horizon, or limit the number of moved jobs.
 
-    `horizon_s` is None without `/KNOWS=cost`, and 0 for the period; `most_moves` is None without a limit.
+    `horizon_s` is None without `/KNOWS=cost`, and 0 if the horizon is the period; `most_moves` is None without a limit.
     """
 
     policy: DfrsPolicy
@@ -59,7 +59,7 @@ class PricedPolicy:
 
     @property
     def needs_columns(self) -> bool:
-        """The kernel must know what moves cost."""
+        """True, as the kernel needs the costs of moves."""
         return True
 
     @property
@@ -74,7 +74,7 @@ class PricedPolicy:
 
     @property
     def rules(self) -> PricedRules:
-        """The policy in numbers."""
+        """The numeric rules of the policy."""
         most = MANY if self.most_moves is None else self.most_moves
         return PricedRules(self.policy.rules, most, float(self.horizon_s or self.policy.rules.period_s))
 
@@ -100,7 +100,7 @@ class PricedPolicy:
         return self.policy.retried(view, since_s)
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
-        """Answer an event."""
+        """Return the decision on an event."""
         jobs = view.tasks.size
         unknown = np.full(jobs, np.nan)
         cost_s = unknown if view.move_cost_s is None else view.move_cost_s.copy()
@@ -111,7 +111,7 @@ class PricedPolicy:
 def split(name: str) -> tuple[str, float | None, int | None] | None:
     """Return the name of a policy without these suffixes, the horizon and the most moves; None without any.
 
-    Raises `UserError` for nonsense behind them.
+    Raises `UserError` for suffixes that are invalid or repeated.
     """
     match = _SUFFIX.fullmatch("".join(name.split()))
     if match is None:
@@ -131,7 +131,7 @@ def split(name: str) -> tuple[str, float | None, int | None] | None:
 
 
 def priced(policy: DfrsPolicy, horizon_s: float | None, most_moves: int | None) -> PricedPolicy:
-    """Return the policy with these suffixes; raises `UserError` for one that has no passes."""
+    """Return the policy with these suffixes; raises `UserError` for a policy without passes."""
     if policy.rules.periodic == NO_PASS:
         raise UserError(
             f"policy {policy.name}: it has no periodic pass whose moves KNOWS= or MOVES= could change: expected one "

@@ -1,10 +1,10 @@
-"""A pass that knows what moves cost: jobs stay where they are unless they gain more than that.
+"""A pass that weighs the cost of moves: jobs keep their nodes unless they gain more than the move costs.
 
-Over a horizon H a job that moves, and stands still for c, does as much as at the yield y (1 - c / H): its *effective
-yield*. Nodes are identical, so first those of the plan are renamed so that much stays where it is. Then the plan is
-changed job by job, the most costly first: a job goes back to its nodes if these have room, and if the least effective
-yield of all running jobs does not fall, nor their sum where the least is the same. For /stretch-per it is the inverse
-of the estimated stretch that must not fall, at effective yields.
+Over a horizon H a job that moves, and stands still for c, does as much work as at the yield y (1 - c / H): its
+*effective yield*. Nodes are identical, so the nodes of the plan are first renamed so that many tasks keep their nodes.
+Then the plan is changed job by job, the most costly first. A job returns to its nodes if they have free memory, and if
+the least effective yield of all running jobs does not fall, nor their sum if the least one is equal. For /stretch-per
+the inverse of the estimated stretch, at effective yields, must not fall.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
 
 
 class PricedRules(NamedTuple):
-    """The rules of the policy whose passes these are; most moves that one may have, and the horizon in seconds."""
+    """The rules of the policy, the most moves of a pass, and the horizon in seconds."""
 
     base: Rules
     most_moves: int  # jobs that change a node
@@ -36,13 +36,13 @@ class PricedRules(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What ran, and where, before a decision; what a move of each job costs (J,), seconds; and who moves now."""
+    """The running jobs and their nodes before a decision, the cost of a move per job, and the jobs that move now."""
 
     running: Mask  # (J,)
     task_node: Ints  # (sum of tasks,)
-    cost_s: Floats  # (J,) 0 for what is not known
+    cost_s: Floats  # (J,) seconds per move; 0 if unknown
     moves: Mask  # (J,)
-    packed: Mask  # (J,) who ran when the pass began: submissions at its instant come before it
+    packed: Mask  # (J,) jobs that ran when the pass began, after submissions of the same instant
 
 
 @kernel
@@ -50,9 +50,9 @@ def decide(
     args: RulesAndColumns, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints, submitted: Ints, freed: bool,
     periodic: bool,
 ) -> None:  # fmt: skip
-    """Decide as `policies.decision.decide`, but in a pass keep jobs where they are as far as it pays.
+    """Decide as `policies.decision.decide`, but in a pass let jobs keep their nodes where this pays.
 
-    Where a plan cannot do with so few moves, for memory, jobs that wait start where there is room, and nobody moves.
+    If memory does not allow a plan with so few moves, no job moves, and waiting jobs start where they fit.
     """
     rules = args.rules
     if not periodic:
@@ -77,7 +77,7 @@ def decide(
 def keep_places(
     rules: PricedRules, before: Before, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints
 ) -> int:  # fmt: skip
-    """Let jobs stay where it pays, and then until few enough move; return how many do. Yields are set."""
+    """Let jobs stay where it pays, then until at most `most_moves` move; set yields, return the number that move."""
     rename_nodes(rules, before, jobs, cluster, time_s, active)
     rows = _movers(before, jobs, cluster, active)
     left = rows.size
@@ -115,7 +115,7 @@ def _keep_more(
     rules: PricedRules, before: Before, left: int, order: Ints, memory: Floats, jobs: Jobs, cluster: Cluster,
     time_s: float, active: Ints,
 ) -> int:  # fmt: skip
-    """Let further jobs stay, those first by whose staying least is lost; return how many move then."""
+    """Let further jobs stay, those with the least loss first; return the number that still move."""
     leasts, totals = np.full(order.size, -np.inf), np.full(order.size, -np.inf)
     for index in range(order.size):
         row = order[index]
@@ -154,9 +154,9 @@ def _start_others(rules: PricedRules, jobs: Jobs, cluster: Cluster, time_s: floa
 def rename_nodes(
     rules: PricedRules, before: Before, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints
 ) -> None:  # fmt: skip
-    """Rename the nodes of a plan so that tasks stay where they are: the pair of nodes that saves most comes first.
+    """Rename the nodes of a plan so that tasks keep their nodes: the pair of nodes that saves most comes first.
 
-    A task that stays saves its part of what a move of its job costs. Nodes of jobs that the plan may not move keep
+    A task that stays saves its part of the cost of a move of its job. Nodes of jobs that the plan may not move keep
     their names.
     """
     nodes = cluster.node_available.size
@@ -184,7 +184,7 @@ def _fix_pinned(
     rules: PricedRules, before: Before, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints, target: Ints,
     taken: Mask,
 ) -> int:  # fmt: skip
-    """Let nodes of jobs that the plan may not move keep their names; return how many pairs of nodes jobs have."""
+    """Let nodes of pinned jobs keep their names; return the number of pairs of nodes of all jobs."""
     size = 0
     for row in active:
         if before.running[row] and cluster.running[row]:
@@ -199,7 +199,7 @@ def _fix_pinned(
 
 @lean_kernel
 def _fill_up(target: Ints, taken: Mask, cluster: Cluster) -> None:
-    """Give the other nodes of a plan names that are left: their own, or the first."""
+    """Give the other nodes of a plan the remaining names: their own where free, else the first free one."""
     for plan in range(target.size):
         if target[plan] == NOT_PLACED and not taken[plan]:
             target[plan] = plan
@@ -217,7 +217,7 @@ def _fill_up(target: Ints, taken: Mask, cluster: Cluster) -> None:
 def _list_pairs(
     before: Before, jobs: Jobs, cluster: Cluster, active: Ints, pairs: Ints, savings: Floats
 ) -> int:  # fmt: skip
-    """Write what each task saves if its node of the plan becomes a node that its job is on; return how many are."""
+    """Write the saving of each pair of a planned and a present node of a job; return the number of pairs."""
     nodes = cluster.node_available.size
     size = 0
     for row in active:
@@ -234,7 +234,7 @@ def _list_pairs(
 
 @kernel
 def _add_up(by_pair: Ints, pairs: Ints, savings: Floats) -> int:
-    """Add the savings of equal pairs, `by_pair` in order; write each pair once, and return how many there are."""
+    """Add the savings of equal pairs, `by_pair` in order; write each pair once, and return their number."""
     sorted_pairs, sorted_savings = pairs[by_pair], savings[by_pair]
     count = 0
     for index in range(sorted_pairs.size):
@@ -249,7 +249,7 @@ def _add_up(by_pair: Ints, pairs: Ints, savings: Floats) -> int:
 
 @kernel
 def _movers(before: Before, jobs: Jobs, cluster: Cluster, active: Ints) -> Ints:
-    """Return the rows that run on, with a task on another node, and mark them in `before.moves`."""
+    """Return the rows that continue to run, with a task on another node, and mark them in `before.moves`."""
     counts = np.zeros(cluster.node_available.size, dtype=np.int64)
     rows = np.empty(active.size, dtype=np.int64)
     count = 0
@@ -266,7 +266,7 @@ def _movers(before: Before, jobs: Jobs, cluster: Cluster, active: Ints) -> Ints:
 
 @lean_kernel
 def _put(row: int, nodes: Ints, jobs: Jobs, cluster: Cluster, memory: Floats) -> bool:
-    """Move the tasks of a job to `nodes` if their memory has room; else change nothing. `memory` (N,) is kept."""
+    """Move the tasks of a job to `nodes` if they have free memory, and update `memory` (N,); else change nothing."""
     need = jobs.mem_req_frac[row]
     first = jobs.offset[row]
     for task in range(first, jobs.offset[row + 1]):

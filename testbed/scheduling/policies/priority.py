@@ -31,7 +31,7 @@ def by_decreasing_priority(rows: Ints, jobs: Jobs, cluster: Cluster, time_s: flo
     out = np.empty(count, dtype=np.int64)
     begun = np.empty(count, dtype=np.int64)
     negative = np.empty(count)
-    # Jobs that have not progressed lead, in order; most of a long queue is of this kind.
+    # Jobs without progress come first, in order of submission; most jobs of a long queue are of this kind.
     begins = _divide(rows, jobs, cluster, time_s, least_flow_time_s, out, begun, negative)
     fresh = count - begins
     if begins == 1:
@@ -55,7 +55,7 @@ def _divide(
     begun: Ints,
     negative: Floats,
 ) -> int:
-    """Write the rows of infinite priority to `fresh`, the others to `begun` with `negative` priorities; count these."""
+    """Write rows of infinite priority to `fresh`, others to `begun` with `negative` priority; count the others."""
     freshes = 0
     begins = 0
     for row in rows:

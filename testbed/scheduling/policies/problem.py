@@ -1,4 +1,4 @@
-"""The input of MCB8's packing: jobs that are equal to it as one item, and the jobs that keep their nodes [RR 4.3]."""
+"""Input of MCB8's packing: items of jobs with equal requirements, and pinned jobs, which keep their nodes [RR 4.3]."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
 
 
 class Problem(NamedTuple):
-    """K items of F free rows, P pinned rows, and space to work in; R rows in all, M nodes that are available of N."""
+    """K items of F free rows, P pinned rows, and scratch arrays; R rows in all, M of N nodes are available."""
 
-    free: Ints  # (F,) rows by item, then submission; those that are left out are moved behind the others of their item
+    free: Ints  # (F,) rows by item, then submission; rows that are left out come last in their item
     begin: Ints  # (K + 1,): the rows of item k are free[begin[k]:begin[k + 1]]
     tasks: Ints  # (K,) to be placed
     mem_frac: Floats  # (K,)
@@ -25,9 +25,9 @@ class Problem(NamedTuple):
     by_mem: Ints  # (K,)
     pinned: Ints  # (P,) rows, NOT_PLACED for one that is left out
     dropped: Mask  # (R,) which rows are left out
-    item: Ints  # (R,) of each row, NOT_PLACED for a pinned one
+    item: Ints  # (R,) the item of each row, NOT_PLACED for a pinned one
     nodes: Ints  # (M,)
-    load_cpu: Floats  # (N,) what the pinned rows use
+    load_cpu: Floats  # (N,) use of the pinned rows
     load_mem: Floats  # (N,)
     lists: Lists
     runs: Runs
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
 @lean_kernel
 def position_of(rows: Ints, row: int) -> int:
-    """Return where `row` is in the ascending `rows`, which hold it."""
+    """Return the index of `row` in the ascending `rows`, which must contain it."""
     low, high = 0, rows.size - 1
     while low < high:
         middle = (low + high) // 2
@@ -49,7 +49,7 @@ def position_of(rows: Ints, row: int) -> int:
 
 @lean_kernel
 def is_pinned(row: int, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float) -> bool:
-    """Whether a running job keeps its nodes if it goes on running: its time is strictly below the limit [RR 4.3]."""
+    """Whether a running job keeps its nodes if it continues to run: its time is strictly below the limit [RR 4.3]."""
     if not cluster.running[row]:
         return False
     if rules.limit == VIRTUAL_TIME:
@@ -61,7 +61,7 @@ def is_pinned(row: int, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: floa
 
 @kernel
 def new_problem(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, own: bool) -> Problem:
-    """Set up the ascending `rows`; with `own` each is an item of its own, as each has a yield of its own."""
+    """Return the problem of the ascending `rows`; with `own` each row is a separate item, as yields differ."""
     free = np.empty(rows.size, dtype=np.int64)
     pinned = np.empty(rows.size, dtype=np.int64)
     frees, pins = 0, 0
@@ -144,7 +144,7 @@ def sort_items(problem: Problem) -> None:
 
 @lean_kernel
 def drop(problem: Problem, rows: Ints, row: int, jobs: Jobs) -> int:
-    """Leave a row out; return how many tasks it has."""
+    """Leave a row out; return the number of its tasks."""
     tasks = int(jobs.offset[row + 1] - jobs.offset[row])
     position = position_of(rows, row)
     problem.dropped[position] = True
@@ -155,7 +155,7 @@ def drop(problem: Problem, rows: Ints, row: int, jobs: Jobs) -> int:
                 problem.pinned[index] = NOT_PLACED
         return tasks
     problem.tasks[item] -= tasks
-    # Behind the others, whose order stays.
+    # Move the row behind the others, which keep their order.
     end = problem.begin[item + 1]
     index = problem.begin[item]
     while problem.free[index] != row:

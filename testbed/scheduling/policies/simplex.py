@@ -1,8 +1,8 @@
 """A small exact solver for packing programs: maximise a sum of bounded variables under capacities.
 
 The primal simplex method with bounded variables on a condensed tableau (Dantzig; the upper bounds cost no rows). The
-origin is feasible, so that it needs no first phase, and every step stays feasible. Zeros of the pivot row and
-column are skipped: parts of the program that share no capacity do not slow each other down.
+origin is feasible, so the method needs no first phase, and every step stays feasible. Zeros of the pivot row and
+column are skipped, so that parts of the program that share no capacity do not slow each other down.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from testbed.scheduling.compiler import kernel, lean_kernel
 from testbed.scheduling.policies.state import Mask
 from testbed.scheduling.policies.view import Floats, Ints
 
-_TINY = 1e-10  # gains and pivots below this are rounding
-_STILL = 1e-13  # a step this short has not moved anything
-_STEPS_PER_VARIABLE = 50  # far beyond what is ever needed: rounding might defeat the rule against cycles
+_TINY = 1e-10  # gains and pivots below this count as rounding errors
+_STILL = 1e-13  # a step this short counts as no progress
+_STEPS_PER_VARIABLE = 50  # far more than needed; ends cycles that rounding errors might cause
 
 
 class _Basis(NamedTuple):
@@ -37,9 +37,9 @@ class _Basis(NamedTuple):
 def maximise_sum(weight: Floats, room: Floats, upper: Floats) -> Floats:
     """Return the z (K,) of largest sum with `weight` (M, K) z <= `room` (M,), 0 <= z <= `upper` (K,); all inputs >= 0.
 
-    The variable of most gain for the length of its edge enters, ties by place; lengths are those at the origin, as
-    lengths of the moment cost more than the steps that they save. After more steps without progress than there
-    are variables, Bland's rule, which cannot cycle, takes over until there is some.
+    The variable with the most gain per length of its edge enters, the first one at ties. Lengths are those at the
+    origin, as updated lengths cost more time than the steps that they save. After more steps without progress than
+    there are variables and slacks, Bland's rule, which cannot cycle, applies until there is progress.
     """
     capacities, variables = weight.shape
     basis = _origin(weight, room, upper)
@@ -100,7 +100,7 @@ def _solution(basis: _Basis, variables: int) -> Floats:
 
 @lean_kernel
 def _entering(basis: _Basis, bland: bool) -> int:
-    """Return the column of a variable whose move from its bound gains, -1 at the optimum."""
+    """Return the column of a variable that increases the sum as it leaves its bound, -1 at the optimum."""
     column = -1
     best = 0.0
     for j in range(basis.gain.size):
@@ -117,7 +117,7 @@ def _entering(basis: _Basis, bland: bool) -> int:
 def _leaving(basis: _Basis, column: int, sign: float, bland: bool) -> tuple[int, float]:
     """Return the row of the basic variable that first reaches a bound, and the step there; -1 and inf if none does.
 
-    Of equal ones the largest pivot leaves, for the sake of accuracy; under Bland's rule the first variable.
+    At ties the variable with the largest pivot leaves, for accuracy; under Bland's rule the first variable.
     """
     row = -1
     step = np.inf

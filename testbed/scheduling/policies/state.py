@@ -1,7 +1,7 @@
 """The data of policies' kernels: jobs and cluster as named arrays, the rules of a policy as numbers.
 
-The simulated world keeps one such state for a whole trace and says which rows are active; the live world
-makes one from each view, in which every row is active. A decision changes the state in place: maps, yields, and
+The simulator keeps one such state for a whole trace and passes the active rows; live runs make one from each
+view, in which every row is active. A decision changes the state in place: maps, yields, and
 which rows run. Rows are jobs in order of submission; the tasks of row j are the elements
 `offset[j]:offset[j + 1]` of `task_node`.
 """
@@ -51,10 +51,10 @@ class Cluster(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """A policy in numbers: the constants of this module, and times in seconds.
+    """The numeric rules of a policy: constants of this module, and times in seconds.
 
-    `resume` is NEVER, or ON_COMPLETION, the `*` of [RR 4.5]. The other two are for [IPDPS III.A], where paused jobs
-    are tried at every event, and those that this very event paused too (AT_ONCE) or not (AT_NEXT_EVENT).
+    `resume` is NEVER, or ON_COMPLETION, the `*` of [RR 4.5]. The other two values are for [IPDPS III.A], where paused
+    jobs are tried at every event: including jobs that the same event paused (AT_ONCE), or not (AT_NEXT_EVENT).
     """
 
     on_submission: int

@@ -1,7 +1,7 @@
-"""CPU shares for a given map that depend on the past of jobs: the estimated stretch [RR 4.7].
+"""Yields for a given map by the estimated stretch, which depends on the past of jobs [RR 4.7].
 
 A job with flow time ft and virtual time vt, both at this instant, has at the next pass, T later, the estimated stretch
-(ft + T) / (vt + y T). Its inverse x is what is raised here, as it is linear in the yield y:
+(ft + T) / (vt + y T). The kernels raise its inverse x, which is linear in the yield y:
 x = (vt + y T) / (ft + T), y = a x - b with a = (ft + T) / T and b = vt / T.
 """
 
@@ -35,19 +35,19 @@ def yield_for(x: float, flow_time_s: float, virtual_time_s: float, period_s: flo
     """Return the yield for the next `period_s` that brings a job to an estimated stretch of 1 / x, at least 0 [RR 4.7].
 
     The estimate at the next pass is (ft + T) / (vt + y T), so that y = ((ft + T) x - vt) / T.
-    Above 1, x is out of reach.
+    A yield above 1 means that x cannot be reached.
     """
     return max(0.0, ((flow_time_s + period_s) * x - virtual_time_s) / period_s)
 
 
 @kernel
 def stretch_yields(active: Ints, jobs: Jobs, cluster: Cluster, time_s: float, period_s: float, average: bool) -> None:
-    """Set the yields of /stretch-per for a map: the largest minimum of x, and then what the nodes have left [RR 4.7].
+    """Set the yields of /stretch-per for a map: the largest minimum of x, then use the remaining CPU [RR 4.7].
 
-    With `average` (OPT=AVG) the sum of the estimated stretches is made least, while no yield is below what the largest
-    minimum of x asks for; it is within a relative `barrier.ACCURACY` of the optimum. Else (OPT=MAX) the minimum of x is
-    raised again and again, as the minimum yield is in [RR 4.6]: jobs on a node that is full, and those at a
-    yield of 1, are fixed, the others go on; this is exact.
+    With `average` (OPT=AVG) the sum of the estimated stretches is minimised, and no yield is below the yield that the
+    largest minimum of x requires; the sum is within a relative `barrier.ACCURACY` of the optimum. Else (OPT=MAX) the
+    minimum of x is raised repeatedly, like the minimum yield in [RR 4.6]: jobs on a full node, and jobs at a yield of
+    1, are fixed, and the others are raised further; this is exact.
 
     A yield that the equation puts at 0 or below is set to `LEAST_YIELD_FRAC`, so that no job holds memory without
     making progress, as in [IPDPS] III.B ([RR] is silent on it). Where a node has more than 100 times the CPU need
@@ -85,10 +85,10 @@ def _raise_together(
     floor: float,
     once: bool,
 ) -> float:
-    """Raise x from 0, the same for all, with y = clamp(a x - b, floor, 1), and fix jobs where they cannot follow.
+    """Raise x from 0, the same for all, with y = clamp(a x - b, floor, 1), and fix jobs that cannot follow.
 
-    What happens on the way is sorted by x: a job leaves the floor, or reaches 1; in between, the CPU use of a node is
-    linear in x, which says when it is full. Set the yields; or, with `once`, only return the x of the first job
+    Events are sorted by x: a job leaves the floor, or reaches 1. Between events the CPU use of a node is linear in x,
+    which gives the x at which the node is full. Set the yields; or, with `once`, only return the x of the first job
     that is fixed, the largest minimum. Here `crowd.limit` is an x, and `crowd.load` the slope of the node's use.
     """
     crowd.room[:] = crowd.room - crowd.load * floor
@@ -155,7 +155,7 @@ def _first_full(limit: Floats) -> int:
 
 @lean_kernel
 def _change(row: int, sign: int, room_frac: float, slope: float, jobs: Jobs, cluster: Cluster, crowd: Crowd) -> None:
-    """Let a job begin (1) or cease (-1) to grow; `room_frac` is what its nodes gain at x = 0, per CPU need."""
+    """Let a job start (1) or stop (-1) growing; `room_frac` is the CPU that its nodes gain at x = 0, per CPU need."""
     need = jobs.cpu_need_frac[row]
     for task in range(jobs.offset[row], jobs.offset[row + 1]):
         i = crowd.slot[cluster.task_node[task]]
@@ -178,7 +178,7 @@ def _fix(
     cluster: Cluster,
     crowd: Crowd,
 ) -> None:
-    """Fix the jobs of a full node where x = `level` has brought them."""
+    """Fix the growing jobs of a full node at their yields for x = `level`."""
     position = crowd.head[full]
     while position >= 0:
         row = crowd.row_at[position]
@@ -193,7 +193,7 @@ def _fix(
 
 @kernel
 def _spread(active: Ints, jobs: Jobs, cluster: Cluster, slope: Floats, past: Floats) -> None:
-    """Hand out what the least yields, which are set, leave, so that the sum of the estimated stretches is least."""
+    """Allocate the CPU that the least yields, already set, leave: minimise the sum of the estimated stretches."""
     room = 1.0 - _used(active, jobs, cluster)
     rows, slot = settle(active, jobs, cluster, room)
     if rows.size == 0:
@@ -208,7 +208,7 @@ def _spread(active: Ints, jobs: Jobs, cluster: Cluster, slope: Floats, past: Flo
     more = least_sum_of_inverses(weight, open_room, upper, above, below)
     for k in range(rows.size):
         cluster.yield_frac[rows[k]] += more[k]
-    # The solver ends strictly inside the constraints.
+    # The solver ends strictly inside the constraints, so a little CPU remains.
     raise_in_order(rows, jobs, cluster, 1.0 - _used(active, jobs, cluster))
 
 

@@ -19,7 +19,7 @@ _EXPECTED = (
 def split(name: str) -> tuple[str, dict[str, float]] | None:
     """Return the name of a policy without these suffixes, and the value of each; None without any.
 
-    Raises `UserError` for nonsense behind them.
+    Raises `UserError` for suffixes that are invalid or repeated.
     """
     match = _SUFFIX.fullmatch("".join(name.split()))
     if match is None:
@@ -35,7 +35,7 @@ def split(name: str) -> tuple[str, dict[str, float]] | None:
 
 
 def with_suffixes(policy: DfrsPolicy, suffixes: dict[str, float]) -> DfrsPolicy:
-    """Return the policy with its name and rules changed; raises `UserError` for one that optimises something else."""
+    """Return the policy with its name and rules changed; raises `UserError` for a policy without OPT=MIN."""
     if policy.rules.optimise != OPT_MIN or policy.rules.periodic == PACK_FOR_STRETCH:
         raise UserError(f"policy {policy.name}: {_EXPECTED}")
     name = policy.name

@@ -1,9 +1,9 @@
-"""The input and the answer of a policy: flat arrays, no clock, no I/O.
+"""The input and the decision of a policy: flat arrays, no clock, no I/O.
 
 Jobs are rows, in order of submission. The tasks of row j are the elements `offset[j]:offset[j + 1]` of
 `task_node`, where `offset` is the running sum of `tasks`; tasks of a job are interchangeable.
-The same arrays come from the simulated and from the live world, and they are journalled whole, so that a
-recorded decision can be made again, bit for bit.
+Simulated and live runs pass the same arrays. The journal contains all of them, so that a recorded decision can be
+reproduced bit for bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class JobState(IntEnum):
 class ClusterView:
     """The cluster at one instant, J jobs and N nodes; times in trace seconds, needs as fractions of a node.
 
-    A running job may sit on a node that is no longer available; a decision must not place tasks there.
+    A running job may be on a node that is no longer available; a decision must not place tasks there.
     """
 
     time_s: float
@@ -50,15 +50,15 @@ class ClusterView:
     state: NDArray[np.int8]  # (J,) of JobState
     task_node: Ints  # (sum of tasks,), NOT_PLACED for every task of a job that is not running
     start_time_s: Floats  # (J,) first start, NaN before it
-    estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
-    urgent: NDArray[np.bool_]  # (J,) whether others may be paused for it
+    estimate_s: Floats  # (J,) NaN unless the policy has `needs_estimates`
+    urgent: NDArray[np.bool_]  # (J,) whether other jobs may be paused for it
     weight: Floats | None = None  # (J,) of jobs; None if all are 1
     least_yield_frac: Floats | None = None  # (J,) guaranteed while a job runs; None if all are 0
-    move_cost_s: Floats | None = None  # (J,) how long a move stops it; None unless the policy is a `CostAwarePolicy`
+    move_cost_s: Floats | None = None  # (J,) seconds that a move stops it; None unless `CostAwarePolicy`
 
 
 def unless(values: Floats, usual: float) -> Floats | None:
-    """Return the column of a view, or None if all of it is as usual."""
+    """Return the column of a view, or None if all values equal `usual`."""
     return None if bool(np.all(values == usual)) else values
 
 
@@ -80,9 +80,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """The nodes and the yield of every job: rows and tasks as in the view that it answers.
+    """The nodes and the yield of every job, with rows and tasks as in the view.
 
-    Every task of a running job has a node and the job a yield in (0, 1]; the others NOT_PLACED and 0.
+    Every task of a running job has a node, and the job a yield in (0, 1]; other jobs have NOT_PLACED and 0.
     """
 
     task_node: Ints  # (sum of tasks,)
@@ -94,15 +94,15 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """The catalogue name, printed exactly as parsed names are printed."""
+        """The catalogue name, in canonical form."""
 
     @property
     def needs_estimates(self) -> bool:
-        """Whether run time estimates are shown to it (batch policies)."""
+        """Whether views contain run time estimates (for batch policies)."""
 
     @property
     def period_s(self) -> float | None:
-        """Seconds of trace time between periodic passes at multiples of it, or None for no passes."""
+        """Seconds of trace time between periodic passes, which are at multiples of it; None for no passes."""
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
         """Whether a job of this shape fits an empty cluster of `nodes` nodes under this policy."""
@@ -113,10 +113,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class WakingPolicy(Policy, Protocol):
-    """A policy that tries waiting jobs again at instants of its own."""
+    """A policy that tries waiting jobs again at instants that it chooses."""
 
     def next_wake_s(self, view: ClusterView) -> float | None:
-        """Return the next instant, in trace seconds after the time of the view, or None if there is none."""
+        """Return the next such instant after the time of the view, in trace seconds, or None if there is none."""
 
     def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
         """Return the ids of the jobs whose instant lies in (`since_s`, time of the view]."""
@@ -124,7 +124,7 @@ class WakingPolicy(Policy, Protocol):
 
 @runtime_checkable
 class BookingPolicy(Policy, Protocol):
-    """A policy that gives nobody more CPU of a node than is there, so that jobs may need too much of it."""
+    """A policy that never books more CPU than a node has, so that a job may need too much CPU to ever start."""
 
     def can_ever_start(
         self, tasks: int, cpu_need_frac: float, mem_req_frac: float, nodes: int, *, urgent: bool
@@ -141,7 +141,7 @@ class GuaranteeingPolicy(Policy, Protocol):
         """Whether jobs that run have at least their `least_yield_frac`."""
 
     def can_ever_guarantee(self, tasks: int, cpu_frac: float, nodes: int) -> bool:
-        """Whether `nodes` empty nodes can give each of these tasks so much CPU, a fraction of a node, for ever."""
+        """Whether `nodes` empty nodes can always give each of these tasks `cpu_frac`, a fraction of a node."""
 
 
 def can_ever_run(policy: Policy, job: Job, nodes: int) -> bool:
@@ -156,15 +156,15 @@ def can_ever_run(policy: Policy, job: Job, nodes: int) -> bool:
 
 @runtime_checkable
 class CostAwarePolicy(Policy, Protocol):
-    """A policy that may be told what moves cost."""
+    """A policy that may use the costs of moves."""
 
     @property
     def knows_costs(self) -> bool:
-        """Whether views are to say for how many trace seconds a move to other nodes would stop each job."""
+        """Whether views contain the trace seconds for which a move to other nodes would stop each job."""
 
 
 def knows_costs(policy: Policy) -> bool:
-    """Whether a policy is to be told what moves cost."""
+    """Whether a policy uses the costs of moves."""
     return isinstance(policy, CostAwarePolicy) and policy.knows_costs
 
 
@@ -175,13 +175,13 @@ ExchangeMode = Literal["none", "distributed", "bank"]
 class SharingPolicy(Policy, Protocol):
     """A policy under which tasks compete by shares instead of being capped; all its yields are 1.
 
-    The CPU need of a task is the share of its node that is booked for it: what it gets while others want the rest.
-    `exchange` says how the tasks of a job give each other shares that they do not use (`testbed.shares`).
+    The CPU need of a task is the share of its node that is booked for it, which it gets while others want the rest.
+    `exchange` is the mode in which the tasks of a job give each other unused shares (`testbed.shares`).
     """
 
     @property
     def exchange(self) -> ExchangeMode:
-        """`none`: shares stay as they were booked; or how they move."""
+        """The mode in which shares move; under `none` they stay as booked."""
 
 
 def event_at(
@@ -194,11 +194,11 @@ def event_at(
     periodic: bool = False,
     changed: bool = False,
 ) -> Event:
-    """Return the event of the instant of `view`, of what happened after `since_s`: the same in every world.
+    """Return the event at the instant of `view`, with all changes after `since_s`; all kinds of runs use it.
 
     `completed` and `submitted` are ids of jobs. Jobs that a `WakingPolicy` tries again take their places among the
     submitted ones in order of submission, so that a younger job never goes before them. Submitted jobs that are not in
-    the view are left out: the policy can do nothing with them.
+    the view are left out, as the policy cannot place them.
     """
     told = set(submitted)
     if isinstance(policy, WakingPolicy):

@@ -1,8 +1,8 @@
-"""A policy that gives each job a yield, under which the tasks of a job divide what they get among themselves.
+"""The suffix `/WITHIN=dps`: a policy gives each job a yield, and the tasks of a job divide the CPU of the job.
 
-`decide` is that of the policy before the suffix: which jobs run where, and at which yield. The yield times the CPU need
-is the first cap of each task. From there the agents of the job move caps between its tasks, as `within` says: see
-`testbed.shares`, whose shares are caps here. Their sum stays what the policy gave the job.
+The policy before the suffix decides which jobs run where, and at which yield. The yield times the CPU need is the first
+cap of each task. The agents of the job then move caps between its tasks, in the mode `within`: see `testbed.shares`,
+whose shares are caps here. The sum of the caps stays as the policy has set it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _MODES: dict[str, WithinMode] = {"dps": "bank", "dps/bank": "bank", "dps/distrib
 
 @runtime_checkable
 class DividingPolicy(Policy, Protocol):
-    """A policy under whose yields the tasks of a job divide what the job gets."""
+    """A policy under which the tasks of a job divide the CPU of the job."""
 
     @property
     def within(self) -> WithinMode:
-        """How caps move: by a bank of the job, or to the tasks that a task waits for."""
+        """The mode in which caps move: through a bank of the job, or to the tasks that a task waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class WithinPolicy(WrappedPolicy):
 
 
 def split(name: str) -> tuple[str, WithinMode | None]:
-    """Return the name of a policy without the suffix `/WITHIN=…`, and what it says; raises `UserError` for nonsense."""
+    """Return the name of a policy without the suffix `/WITHIN=…`, and its mode; raises `UserError` for others."""
     match = _SUFFIX.fullmatch(name)
     if match is None:
         return name, None

@@ -1,4 +1,4 @@
-"""A policy that decides as another one does, with something around it that `decide` does not see."""
+"""Base of policies with a suffix that leaves all decisions to the policy before it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.scheduling.policies.view import ClusterView, Decision, Event
 
 @dataclass(frozen=True, slots=True)
 class WrappedPolicy:
-    """The basis of policies with a suffix behind the name of `policy`, which decides."""
+    """Base class of policies with a suffix after the name of `policy`, which decides."""
 
     policy: DfrsPolicy | PricedPolicy
 

@@ -1,18 +1,18 @@
 """Two virtual clusters on the same nodes, one for serial and one for parallel jobs [XGE].
 
 Each node has a slot for serial and one for parallel jobs, and one of them is active at a time. The first nodes are the
-partition of the parallel cluster, the others that of the serial one. Jobs of one task are serial. What the paper leaves
-open is decided so:
+partition of the parallel cluster, the others that of the serial one. Jobs of one task are serial. The paper leaves some
+rules open. In this implementation:
 
-* Both queues are first in, first out, and no job goes ahead of the head of its queue, but for urgent ones (`-xge`).
-* A parallel job goes to nodes of its partition: first to those whose parallel slot is active, then to idle ones, then
-  to lent ones. An urgent job may go to all nodes: before lent ones to idle ones of the serial partition, and last to
-  those there whose serial jobs are all long. Of nodes with serial jobs those with the fewest are taken first. All
-  serial jobs of a node that is taken are paused.
-* While no parallel job waits, idle nodes of the parallel partition are lent to serial jobs. They go back when they are
-  idle, or taken.
-* Paused jobs are resumed before others are started, on any node that has room.
-* A parallel job is never paused, and no node gets more CPU to give than it has: all yields are 1.
+* Both queues are first in, first out, and no job overtakes the head of its queue, except urgent jobs (`-xge`).
+* A parallel job goes to nodes of its partition: first to nodes whose parallel slot is active, then to idle ones, then
+  to lent ones. An urgent job may go to all nodes: to idle nodes of the serial partition before lent ones, and last to
+  nodes of the serial partition whose serial jobs are all long. Among nodes with serial jobs, the nodes with the fewest
+  are taken first. All serial jobs of a node that is taken are paused.
+* While no parallel job waits, idle nodes of the parallel partition are lent to serial jobs. They return when they are
+  idle, or are taken.
+* Paused jobs are resumed before others are started, on any node with enough free CPU and memory.
+* A parallel job is never paused. No node is booked above its CPU, so all yields are 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VALUES = {"PARALLEL": r"0?\.\d+|[01](?:\.0*)?", "LEND": "yes|no", "LONG": r"\d{
 class XgePolicy:
     """`parallel_frac` of all nodes, rounded, are the parallel partition; `lends` says whether its idle nodes are lent.
 
-    Urgent jobs have serial jobs of the serial partition paused whose estimates are `long_s` seconds or more; 0: all.
+    Urgent jobs may pause serial jobs of the serial partition with estimates of at least `long_s` seconds; 0: all.
     """
 
     parallel_frac: float = DEFAULT_PARALLEL_FRAC
@@ -58,7 +58,7 @@ class XgePolicy:
 
     @property
     def needs_estimates(self) -> bool:
-        """Estimates say which serial jobs are long."""
+        """Whether `long_s` is set: then estimates determine which serial jobs are long."""
         return self.long_s > 0
 
     @property
@@ -68,31 +68,31 @@ class XgePolicy:
 
     @property
     def rules(self) -> XgeRules:
-        """The policy in numbers."""
+        """The numeric rules of the policy."""
         return XgeRules(self.parallel_frac, self.lends, self.long_s)
 
     @property
     def needs_columns(self) -> bool:
-        """Kernels must know which jobs are urgent, which ones have run before, and perhaps their estimates."""
+        """True: kernels need to know which jobs are urgent, which ones have run before, and perhaps estimates."""
         return True
 
     @property
     def period_s(self) -> float | None:
-        """The policy acts on events only."""
+        """None, as the policy acts on events only."""
         return None
 
     def partition(self, nodes: int) -> int:
-        """Return how many of the nodes are the parallel partition."""
+        """Return the number of nodes of the parallel partition."""
         return round(self.parallel_frac * nodes)
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
-        """Whether the memory of the job's partition has room for it; see `can_ever_start`."""
+        """Whether the memory of all nodes that a job of this shape may get holds its tasks; see `can_ever_start`."""
         return self.can_ever_start(tasks, 1e-9, mem_req_frac, nodes, urgent=True)
 
     def can_ever_start(
         self, tasks: int, cpu_need_frac: float, mem_req_frac: float, nodes: int, *, urgent: bool
     ) -> bool:  # fmt: skip
-        """See `BookingPolicy`: an urgent job may have all nodes, another one those of its partition, or lent ones."""
+        """See `BookingPolicy`: an urgent job may get all nodes, another job its partition or lent nodes."""
         parallel = self.partition(nodes)
         serial = nodes if self.lends else nodes - parallel
         mine = serial if tasks == 1 else nodes if urgent else parallel
@@ -100,15 +100,15 @@ class XgePolicy:
         return tasks <= each * mine
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
-        """Answer an event; it says nothing that the queues do not."""
-        # A job that was started and has lost its nodes since is not waiting either.
+        """Return the decision at an event; it depends on the view alone."""
+        # A job that was started and has lost its nodes is not in the state WAITING, and counts as started.
         start_time_s = np.where(view.state == JobState.WAITING, np.nan, view.time_s)
         columns = JobColumns(start_time_s, view.estimate_s.copy(), view.urgent.copy(), np.full(view.tasks.size, np.nan))
         return decide_view(self.kernels, first_argument(self, columns), view, event)
 
 
 def named(name: str) -> XgePolicy | None:
-    """Return the policy of a name, None if it is of another family; raises `UserError` for nonsense after `XGE/`."""
+    """Return the policy of a name, None if it is of another family; raises `UserError` for invalid parts."""
     family, *parts = "".join(name.split()).split("/")
     if family.casefold() != "xge":
         return None

@@ -1,6 +1,6 @@
-"""One decision of XGE on arrays: the kernel that all worlds share.
+"""One decision of XGE on arrays: the kernel of live and simulated runs.
 
-`testbed.scheduling.policies.xge` says what it decides.
+`testbed.scheduling.policies.xge` describes the rules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IDLE, _SERIAL, _PARALLEL = range(3)  # which slot of a node is active
 
 
 class XgeRules(NamedTuple):
-    """The policy in numbers: see `testbed.scheduling.policies.xge.XgePolicy`."""
+    """The numeric rules of the policy: see `testbed.scheduling.policies.xge.XgePolicy`."""
 
     parallel_frac: float
     lends: bool
@@ -29,15 +29,15 @@ class XgeRules(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """The nodes while a decision is made: who is where, what is booked, and which slot is active."""
+    """The state of the nodes during a decision: booked CPU and memory, active slots, serial jobs."""
 
-    partition: int  # the first nodes, so many of them, are the parallel partition
+    partition: int  # number of nodes of the parallel partition, which come first
     cpu_frac: Floats  # (N,)
     mem_frac: Floats  # (N,) infinite on a node that is not available
     slot: Ints  # (N,)
-    guests: Ints  # (N,) serial ones
+    guests: Ints  # (N,) number of serial jobs
     all_long: Mask  # (N,) whether all of these are long
-    room: Ints  # (N,) for tasks of the job that is being placed
+    room: Ints  # (N,) number of tasks of the job being placed that fit
 
 
 @kernel
@@ -51,7 +51,7 @@ def decide(
     freed: bool,  # noqa: ARG001
     periodic: bool,  # noqa: ARG001
 ) -> None:
-    """Start, pause and resume; a job whose nodes are lost goes back to its queue."""
+    """Start, pause and resume jobs; a job whose nodes are lost returns to its queue."""
     drop_lost(jobs, cluster, active)
     nodes = cluster.node_available.size
     slots = Slots(
@@ -67,7 +67,7 @@ def decide(
 
 @lean_kernel
 def find_slots(told: RulesAndColumns, jobs: Jobs, cluster: Cluster, active: Ints, slots: Slots) -> None:
-    """Fill the arrays of nodes by the jobs that run."""
+    """Fill the arrays of nodes from the running jobs."""
     for node in range(slots.mem_frac.size):
         if not cluster.node_available[node]:
             slots.mem_frac[node] = np.inf
@@ -86,14 +86,14 @@ def book(row: int, node: int, is_serial: bool, told: RulesAndColumns, jobs: Jobs
     slots.slot[node] = _SERIAL if is_serial else _PARALLEL
     if is_serial:
         slots.guests[node] += 1
-        # Without this rule there may be no estimates, which are NaN then.
+        # Without `long_s` estimates may be missing, and are NaN then.
         if told.rules.long_s > 0.0 and not told.columns.estimate_s[row] >= told.rules.long_s:
             slots.all_long[node] = False
 
 
 @kernel
 def start_parallel_jobs(told: RulesAndColumns, jobs: Jobs, cluster: Cluster, active: Ints, slots: Slots) -> bool:
-    """Start what the queue of parallel jobs allows; return whether one has to wait."""
+    """Start parallel jobs as far as their queue allows; return whether one must wait."""
     waits = False
     for row in active:
         if cluster.running[row] or jobs.offset[row + 1] - jobs.offset[row] == 1:
@@ -109,7 +109,7 @@ def start_parallel_jobs(told: RulesAndColumns, jobs: Jobs, cluster: Cluster, act
 
 @lean_kernel
 def has_room(row: int, columns: JobColumns, jobs: Jobs, slots: Slots) -> bool:
-    """Note how many tasks of a parallel job each node has room for, without serial jobs; whether there is enough."""
+    """Set `slots.room` to the tasks of a parallel job that fit on each node without serial jobs; whether all fit."""
     total = 0
     for node in range(slots.room.size):
         is_serial = slots.slot[node] == _SERIAL
@@ -125,7 +125,7 @@ def has_room(row: int, columns: JobColumns, jobs: Jobs, slots: Slots) -> bool:
 
 @lean_kernel
 def room_beside(row: int, cpu_frac: float, mem_frac: float, jobs: Jobs) -> int:
-    """Return how many tasks of a job fit a node where so much is booked."""
+    """Return how many tasks of a job fit on a node with this CPU and memory booked."""
     by_cpu = (CAPACITY_FRAC - cpu_frac) / jobs.cpu_need_frac[row]
     by_memory = (CAPACITY_FRAC - mem_frac) / jobs.mem_req_frac[row]
     room: int = math.floor(max(min(by_cpu, by_memory), 0.0))
@@ -136,7 +136,7 @@ def room_beside(row: int, cpu_frac: float, mem_frac: float, jobs: Jobs) -> int:
 def place_parallel(
     row: int, told: RulesAndColumns, jobs: Jobs, cluster: Cluster, active: Ints, slots: Slots
 ) -> None:  # fmt: skip
-    """Place a parallel job by the room that was noted, and pause the serial jobs of nodes that it takes."""
+    """Place a parallel job according to `slots.room`, and pause the serial jobs of nodes that it takes."""
     nodes = slots.room.size
     key = np.empty(nodes, dtype=np.int64)
     for node in range(nodes):
@@ -156,7 +156,7 @@ def place_parallel(
 
 @lean_kernel
 def rank(node: int, slots: Slots) -> int:
-    """Return where a parallel job goes first: the nodes of a lower rank."""
+    """Return the rank of a node: a parallel job goes to nodes of lower rank first."""
     ours = node < slots.partition
     if slots.slot[node] == _PARALLEL:
         return 0
@@ -179,7 +179,7 @@ def pause_all(node: int, jobs: Jobs, cluster: Cluster, active: Ints, slots: Slot
 def start_serial_jobs(
     told: RulesAndColumns, jobs: Jobs, cluster: Cluster, active: Ints, lends: bool, slots: Slots
 ) -> None:  # fmt: skip
-    """Resume and start serial jobs until one has to wait: those that have run before come first."""
+    """Resume and start serial jobs until one must wait; jobs that have run before come first."""
     for turn in range(2):
         for row in active:
             if cluster.running[row] or jobs.offset[row + 1] - jobs.offset[row] > 1:
@@ -196,7 +196,7 @@ def start_serial_jobs(
 
 @lean_kernel
 def node_for_serial(row: int, lends: bool, jobs: Jobs, slots: Slots) -> int:
-    """Return a node with other serial jobs, else an idle one, else one that is or can be lent; -1 without room.
+    """Return a node with serial jobs, else an idle one, else one that is or can be lent; -1 if the job fits nowhere.
 
     Parallel jobs begin with the first nodes of their partition, so lending begins with its last ones.
     """
@@ -218,7 +218,7 @@ def node_for_serial(row: int, lends: bool, jobs: Jobs, slots: Slots) -> int:
 
 @lean_kernel
 def takes_serial(node: int, row: int, jobs: Jobs, slots: Slots) -> bool:
-    """Whether a node has room for a serial job, and no parallel one."""
+    """Whether a serial job fits on a node, and no parallel job is there."""
     if slots.slot[node] == _PARALLEL:
         return False
     return room_beside(row, slots.cpu_frac[node], slots.mem_frac[node], jobs) > 0

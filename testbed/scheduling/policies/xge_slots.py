@@ -1,4 +1,4 @@
-"""The slot of a node that is active under XGE, as seen from the tasks that are on the node."""
+"""The active slot of a node under XGE, derived from the tasks on the node."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Partitions:
 
 
 def partitions_of(policy: str, nodes: int) -> Partitions | None:
-    """Return the partitions of so many nodes under the policy of this name, None if it is not XGE."""
+    """Return the partitions of `nodes` nodes under the policy of this name, None if it is not XGE."""
     if policy.strip().partition("/")[0].strip().casefold() != "xge":
         return None
     from testbed.scheduling.policies.xge import named  # noqa: PLC0415  # numpy, which pages of other runs do not need
 
     try:
         parsed = named(policy)
-    except UserError:  # of a version with other parts of the name
+    except UserError:  # the name is from a version with other suffixes
         return None
     return None if parsed is None else Partitions(parsed.partition(nodes))

@@ -1,7 +1,7 @@
 """CPU shares for a given map: kernels that set the yields of all active jobs [RR 4.6].
 
-All of them begin at the largest yield that every job can have at once, 1 / max(1, Λ), Λ being the largest CPU
-load of a node, and then hand out what the nodes have left. They read the map and which rows run, and write
+All of them start from the largest yield that all jobs can have at once, 1 / max(1, Λ), where Λ is the largest CPU
+load of a node, and then allocate the remaining CPU of the nodes. They read the map and which rows run, and write
 `cluster.yield_frac` of every active row: in (0, 1] for a job that runs and 0 for one that does not. No
 node is used beyond `CAPACITY_FRAC`.
 """
@@ -20,24 +20,24 @@ from testbed.scheduling.policies.view import Floats, Ints
 
 
 class Crowd(NamedTuple):
-    """The overloaded nodes, M of them, and the P tasks on them: a node that is not overloaded limits no job."""
+    """The M overloaded nodes, and the P tasks on them; a node that is not overloaded limits no job."""
 
     slot: Ints  # (N,), -1 for a node that is not overloaded
     load: Floats  # (M,) CPU need of the growing tasks
     room: Floats  # (M,) CPU that the fixed tasks leave
-    growing: Ints  # (M,) how many tasks grow: `load` keeps some rounding
+    growing: Ints  # (M,) how many tasks grow; exact, while `load` has rounding errors
     limit: Floats  # (M,) the yield of the growing tasks at which the node is full, infinite when there are none
-    head: Ints  # (M,) the tasks of a node are a chain of positions, that ends with -1
+    head: Ints  # (M,) first position of the linked list of a node's tasks, which ends with -1
     following: Ints  # (P,)
     row_at: Ints  # (P,)
 
 
 @kernel
 def max_min_yields(active: Ints, jobs: Jobs, cluster: Cluster) -> None:
-    """Set max-min fair yields (OPT=MIN): raise the least yield, fix the jobs that cannot grow, and again [RR 4.6].
+    """Set max-min fair yields (OPT=MIN): raise the least yield, fix the jobs that cannot grow, repeat [RR 4.6].
 
     Jobs with a task on a node that a round fills are fixed at the level that the round has reached. The
-    work is one pass over the placed tasks, a second one if some node is overloaded, and, in each
+    cost is one pass over the placed tasks, a second one if some node is overloaded, and, in each
     round, one over the overloaded nodes that still have jobs to raise.
     """
     needed = equal_yields(active, jobs, cluster, 1.0)
@@ -50,14 +50,14 @@ def max_min_yields(active: Ints, jobs: Jobs, cluster: Cluster) -> None:
 
 @lean_kernel
 def _raise_levels(crowd: Crowd, live: Ints, jobs: Jobs, cluster: Cluster) -> None:
-    """Raise, fix, and again; `live` holds the slots of nodes that may still limit a job, and is used up."""
+    """Raise and fix until no job can grow; `live` are the slots of nodes that may limit a job, and is overwritten."""
     lives = live.size
     level = 0.0
     while True:
         lives, lowest = _compact(crowd.limit, live, lives)
         if lives == 0:
             return
-        # Rounding must not lower what was reached before.
+        # Rounding errors must not lower the level that was reached.
         level = max(level, lowest)
         for k in range(lives):
             if crowd.limit[live[k]] <= level + TOLERANCE_FRAC:
@@ -133,7 +133,7 @@ def _chain(active: Ints, jobs: Jobs, cluster: Cluster, needed: Floats, crowd: Cr
 
 @lean_kernel
 def _compact(limit: Floats, live: Ints, lives: int) -> tuple[int, float]:
-    """Keep, in place, the first `lives` slots of `live` with a `limit` below 1; return how many, and the lowest."""
+    """Keep, in place, the first `lives` slots of `live` with a `limit` below 1; return their number, and the lowest."""
     lowest = 1.0
     kept = 0
     for k in range(lives):
@@ -152,7 +152,7 @@ def _fill(i: int, level: float, crowd: Crowd, jobs: Jobs, cluster: Cluster) -> N
     while position >= 0:
         row = crowd.row_at[position]
         position = crowd.following[position]
-        if cluster.yield_frac[row] < 1.0:  # fixed before: a growing one still has its first 1
+        if cluster.yield_frac[row] < 1.0:  # fixed before: growing jobs still have the initial yield of 1
             continue
         cluster.yield_frac[row] = level
         need = jobs.cpu_need_frac[row]
@@ -170,8 +170,8 @@ def _fill(i: int, level: float, crowd: Crowd, jobs: Jobs, cluster: Cluster) -> N
 def raise_cheapest_first(active: Ints, jobs: Jobs, cluster: Cluster) -> None:
     """Raise yields from the equal minimum, the job with the least total CPU need first ([IPDPS] III.A).
 
-    The total is tasks times need, ties go by submission. A job is raised until it has a yield of 1 or one of
-    its nodes is full; as nothing frees CPU again, one pass in this order does all that can be done.
+    The total is tasks times need; at ties the job submitted first comes first. A job is raised until it has a yield of
+    1 or one of its nodes is full. As no step frees CPU, one pass in this order is complete.
     """
     room = equal_minimum(active, jobs, cluster)
     total = np.empty(active.size)
@@ -231,8 +231,8 @@ def equal_minimum(active: Ints, jobs: Jobs, cluster: Cluster) -> Floats:
 
 @kernel
 def raise_in_order(rows: Ints, jobs: Jobs, cluster: Cluster, room: Floats) -> None:
-    """Raise the running jobs of `rows`, one after the other, as far as `room` (N,) allows, and use that up."""
-    weight = np.zeros(room.size)  # CPU need of the job at hand on each node
+    """Raise the running jobs of `rows`, one by one, as far as the free CPU `room` (N,) allows; update `room`."""
+    weight = np.zeros(room.size)  # CPU need of the present job on each node
     for row in rows:
         if not cluster.running[row]:
             continue
@@ -253,13 +253,14 @@ def raise_in_order(rows: Ints, jobs: Jobs, cluster: Cluster, room: Floats) -> No
 
 @kernel
 def settle(active: Ints, jobs: Jobs, cluster: Cluster, room: Floats) -> tuple[Ints, Ints]:
-    """Decide what is plain about the jobs that could grow: the least yields are set, `room` (N,) is what they leave.
+    """Settle the jobs whose final yield is evident, after least yields are set that leave `room` (N,) CPU on the nodes.
 
-    A job on a full node stays; one whose nodes all have enough for all of their jobs that can grow goes to 1.
-    Return the rows (K,) of the others, and the slot (N,) of each node that can limit them, -1 for the rest; slots
-    count from 0 by node. `room` is not changed, as the jobs that went to 1 are on no node with a slot.
+    A job on a full node keeps its yield. A job gets a yield of 1 if each of its nodes has enough CPU for all of the
+    node's jobs that can grow. Return the rows (K,) of the others, and the slot (N,) of each node that can limit them,
+    -1 for the rest; slots count from 0 by node. `room` is not changed, as the jobs that went to 1 are on no node with a
+    slot.
     """
-    demand = np.ones(room.size)  # of the jobs that can grow, at a yield of 1, in place of what they have
+    demand = np.ones(room.size)  # CPU use of each node if all jobs that can grow had a yield of 1
     opened = np.empty(active.size, dtype=np.int64)
     opens = 0
     for node in range(room.size):

@@ -1,1 +1,1 @@
-"""The simulated world: the policies that drive live nodes, in virtual time, with exact event times."""
+"""The simulator: runs the policies of live nodes in virtual time, with exact event times."""

@@ -1,11 +1,11 @@
-"""Batch policies in virtual time: whole nodes, nothing is paused or moved, a job that started ends after its run time.
+"""Simulation of batch policies: whole nodes, no pauses or moves; a job ends a run time after its start.
 
 At one instant completions come first, then submissions, then one decision, made by the kernels that decide for live
 nodes as well (`testbed.scheduling.policies.backfill`).
 
-Where an overhead model gives first starts a cost, a job holds its nodes for that and its run time. EASY does not know
-of it: estimates are of run times, so a job is expected to end at its start plus its estimate, and at once when that
-has passed. Reservations are a little early then, and jobs that go ahead may delay the head of the queue by as much.
+If first starts have a cost in the overhead model, a job holds its nodes for this cost and its run time. EASY does not
+know the cost: it expects a job to end at its start plus its estimate, or at once when this time has passed. So
+reservations are slightly early, and backfilled jobs may delay the head of the queue by as much.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Machine(NamedTuple):
     offset: Ints  # (J + 1,)
     task_node: Ints  # (sum of tasks,)
     node_free: Mask  # (N,)
-    queue: Ints  # (J,) rows in order of start, then those that wait, then those to come, by submission
-    penalty_s: Floats  # (J,) before the first progress, of jobs that started
+    queue: Ints  # (J,) rows in order of start, then waiting rows, then future rows, by submission
+    penalty_s: Floats  # (J,) seconds before the first progress, of jobs that started
     mem_req_frac: Floats  # (J,), empty where starts are free
-    running: Ints  # (N,) rows that run, the latest end first
+    running: Ints  # (N,) running rows, the latest end first
     ending: Ints  # (N,) the same by expected end, with backfilling only
 
 
@@ -60,7 +60,7 @@ class BatchSchedule:
 
     start_s: Floats  # (J,) trace seconds
     end_s: Floats  # (J,)
-    penalty_s: Floats  # (J,) what first starts cost
+    penalty_s: Floats  # (J,) costs of first starts
     task_node: Ints  # (sum of tasks,) row after row; under batch policies the lowest nodes that were free
     decisions: int
     decide_total_s: float  # wall time of all decisions
@@ -94,7 +94,7 @@ def undisturbed_run(policy: str, nodes: int, jobs: Sequence[Job], done: BatchSch
 
 
 def _recording(jobs: Sequence[Job], done: BatchSchedule) -> Recording:
-    """Return the decisions at submissions and ends, but the last end, and the starts; ends are no entries."""
+    """Return the starts, and the decisions at submissions and ends except the last end; ends are not recorded."""
     tasks = np.array([job.tasks for job in jobs], dtype=np.int64)
     decided_s = np.union1d([job.submit_time_s for job in jobs], done.end_s)
     decided_s = decided_s[decided_s < done.end_s.max()]
@@ -128,7 +128,7 @@ def schedule_batch(
     order of submission.
     """
     machine, batch = _machine(jobs, nodes)
-    if overheads.beyond.bends:  # the rate of a whole node, should a model not have it at 1
+    if overheads.beyond.bends:  # rates of progress at yield 1, which may differ from 1 in a model
         rates = [progress_rate(overheads.beyond, job.tasks, 1.0) for job in jobs]
         machine = machine._replace(run_time_s=machine.run_time_s / np.array(rates))
     if overheads.beyond.starts:
@@ -177,7 +177,7 @@ def run_to_end(
 
 @lean_kernel
 def note_starts(started: Ints, overheads: OverheadTable, machine: Machine, jobs: BatchJobs) -> None:
-    """Find what the first starts of one decision cost; a node has one task, so those of a node never meet."""
+    """Set the costs of the first starts of one decision; a node has one task, so starts of a node never overlap."""
     at_once = 1
     if not overheads.beyond.per_node:
         at_once = 0

@@ -1,8 +1,8 @@
-"""Machine code, or the kernels as they stand: whichever has a simulation done sooner.
+"""Choice between machine code and plain kernels: whichever completes a simulation sooner.
 
-Both produce the same bits. Compiling takes more than a minute where it was never done, and the twins do most traces
-in seconds. So a loop without machine code at hand begins with its twin, checks at intervals how much it has done, and
-switches to machine code, on the same arrays, once what is left would take the twin longer than to compile.
+Both produce the same bits. Compiling takes more than a minute if nothing is cached, and the twins simulate most traces
+in seconds. So a loop without cached machine code begins with its twin, and checks its progress at intervals. It
+switches to machine code, on the same arrays, once the rest would take the twin longer than the compilation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPILE_S = 100.0  # CPU seconds for all kernels of the event loop, on one core of 2020
 BATCH_COMPILE_S = 8.0  # and for the loop of batch policies
 BATCH_TWIN_S_PER_JOB = 1.1e-4  # EASY
-_LOOK_S = 1.0  # how long a twin runs before its speed is known
+_LOOK_S = 1.0  # time for which a twin runs before its speed is known
 
 
 class When(Enum):
-    """When a loop is compiled that is not cached."""
+    """When to compile a loop whose machine code is not cached."""
 
     AT_ONCE = "at once"
     IF_SOONER = "if that has the work done sooner"
@@ -36,9 +36,9 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """When to compile; `alike` simulations of such a trace follow, and `announce` is called before compiling midway.
+    """When to compile; `alike` similar simulations follow, and `announce` is called before a compilation midway.
 
-    Machine code that is cached is used but with NEVER, as it takes no time.
+    Cached machine code is used except with NEVER, as loading it takes almost no time.
     """
 
     when: When
@@ -61,7 +61,7 @@ class Compiling:
         return spent_s * left_frac > COMPILE_S * done_frac
 
     def begin_batch(self, function: F, jobs: int) -> F:
-        """Return the form for a loop of batch policies, which cannot go over midway; its time is known beforehand."""
+        """Return the form for a loop of batch policies, which cannot switch midway, but has a known time."""
         form = self.begin(function)
         twin_s = jobs * BATCH_TWIN_S_PER_JOB * (1 + self.alike)
         if form is function and self.when is When.IF_SOONER and can_compile() and twin_s > BATCH_COMPILE_S:

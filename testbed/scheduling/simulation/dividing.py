@@ -1,11 +1,12 @@
-"""Jobs whose tasks divide what a policy gives their job, in virtual time: the fluid model between two decisions.
+"""Simulation of policies with `/WITHIN=`, under which tasks divide the CPU of their job: a fluid model.
 
-A decision gives each task of a job the same cap, its yield times its CPU need. From there the exchange of the agents
-(`testbed.shares`), without delays and losses, moves caps between the tasks. The job advances with its slowest task. A
-decision that changes the yield or the nodes of a job lets its exchange begin anew; one that gives a guest more puts
-what others have beyond their yields out of force, as far as it does not fit (`testbed.shares.in_force`).
+A decision gives each task of a job the same cap, its yield times its CPU need. The exchange of the agents
+(`testbed.shares`), without delays and losses, then moves caps between the tasks. The job advances with its slowest
+task. A decision that changes the yield or the nodes of a job restarts its exchange. When a decision gives a guest more,
+shares that other guests have beyond their yields are out of force, as far as they do not fit
+(`testbed.shares.in_force`).
 
-The event loop is the one of all policies. The instants of the exchange are no events: nothing is decided then.
+The event loop is that of all policies. Exchanges are not events of the loop, as the policy does not decide then.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _ROUNDING_S = 1e-9
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """A running job from one decision that changes it to the next: its nodes and its accounts by node.
+    """A running job between two decisions that change it: its nodes, and its accounts by node.
 
-    `base` are the shares that the policy gave each task, `parts` the work of each task.
+    `base` are the shares that the policy gave each task, `parts` the relative work of each task.
     """
 
     job: Job
@@ -61,7 +62,7 @@ class Life:
 
     @property
     def slowest(self) -> int:
-        """The task that the others wait for."""
+        """The slowest task, for which the others wait."""
         return min(range(len(self.nodes)), key=lambda task: self.force[task] / self.parts[task])
 
     def accounts(self) -> list[int]:
@@ -70,18 +71,18 @@ class Life:
         return [found[str(task)] for task in range(len(self.nodes))]
 
     def set_rate(self) -> None:
-        """Advance with the slowest task."""
+        """Set the rate of the job, which advances with its slowest task."""
         slowest = self.slowest
         more = self.force[slowest] / self.base if self.base else 1.0
         self.rate = self.yield_frac * more / self.parts[slowest]
 
     def used(self, task: int) -> int:
-        """Return what a task uses, in shares."""
+        """Return the CPU use of a task, in shares."""
         return min(round(self.rate * self.parts[task] / self.yield_frac * self.base), self.force[task])
 
 
 class Dividing(Views):
-    """A policy under whose yields tasks divide what their job gets, in the event loop."""
+    """A policy in the event loop under which tasks divide the CPU of their job."""
 
     def __init__(
         self, policy: DividingPolicy, jobs: Sequence[Job], table: Jobs, cluster: Cluster, world: World,
@@ -108,12 +109,12 @@ class Dividing(Views):
         )  # fmt: skip
 
     def next_wake_s(self, rules: object, submit_time_s: Floats, running: Mask, time_s: float, active: Ints) -> float:
-        """See `Views`; the exchange goes on until then at most."""
+        """See `Views`; shares move until then at most."""
         self._wake_s = super().next_wake_s(rules, submit_time_s, running, time_s, active)
         return self._wake_s
 
     def next_event_s(self, jobs: Jobs, cluster: Cluster, world: World, speed_of: Floats, tick_s: float) -> float:
-        """See `engine.next_event_s`; let all moves of shares before that happen."""
+        """See `engine.next_event_s`; apply all moves of shares before the event."""
         del speed_of
         self.lives = {row: life for row, life in self.lives.items() if np.isnan(world.end_s[row])}
         while True:
@@ -129,14 +130,14 @@ class Dividing(Views):
             self._move(world, move_s)
 
     def _next_move_s(self, row: int, cluster: Cluster, world: World) -> float:
-        """Return when shares of a job, or its work, may move next."""
+        """Return the next instant at which shares or work of a job may move between its tasks."""
         life = self.lives[row]
         until_s = self._model.until_move_s(life.job, float(cluster.virtual_time_s[row])) / life.rate
         begins_s = max(float(world.time_s[0]), float(world.free_at_s[row]))
         return min(life.next_s, life.grant_s, begins_s + until_s)
 
     def _drift(self, cluster: Cluster, now_s: float) -> None:
-        """Let the work of jobs move on to other tasks where it is time."""
+        """Move the work of jobs to other tasks where this is due."""
         moved = False
         for row, life in self.lives.items():
             parts = self._model.parts(life.job, float(cluster.virtual_time_s[row]))
@@ -154,7 +155,7 @@ class Dividing(Views):
         self, rules: object, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints, submitted: Ints, freed: bool,
         periodic: bool,
     ) -> None:  # fmt: skip
-        """Ask the policy; jobs that it changes begin a new life."""
+        """Let the policy decide; jobs that it changes begin a new life."""
         super().decide(rules, jobs, cluster, time_s, active, submitted, freed, periodic)
         before, self.lives = self.lives, {}
         for row in active[cluster.running[active]].tolist():
@@ -179,7 +180,7 @@ class Dividing(Views):
             node: NodeExchange(each, banked=banked, total=base * job.tasks, capped=True)
             for node, each in accounts.items()
         }
-        alone = job.tasks == 1  # there is nobody to exchange with
+        alone = job.tasks == 1  # no other task to exchange with
         return Life(
             job, nodes, yield_frac, base, self._model.parts(job, done_s), exchanges,
             np.inf if alone else now_s + self._model.period_s, np.inf if alone else now_s + self._model.grant_s,
@@ -211,7 +212,7 @@ class Dividing(Views):
                 life.force[int(task)] = found[f"{row}-{task}"]
 
     def _free(self, node: int) -> int:
-        """The shares of a node that nobody has: what is in force changes with the accounts."""
+        """Return the free shares of a node; shares in force are updated first, as they change with the accounts."""
         self._set_force(node)
         booked = sum(
             shares
@@ -224,13 +225,13 @@ class Dividing(Views):
     # --- the exchange
 
     def _move(self, world: World, now_s: float) -> None:
-        """Carry out what is due."""
+        """Execute the exchanges that are due."""
         model, moved = self._model, False
         for row, life in self.lives.items():
             first_s = float(world.free_at_s[row])
             if min(life.next_s, life.grant_s) > now_s + _ROUNDING_S:
                 continue
-            if now_s < first_s:  # guests take part from their first work on
+            if now_s < first_s:  # guests take part only from their first work on
                 life.next_s, life.grant_s = first_s + model.period_s, first_s + model.grant_s
                 life.begun_s = life.moved_s = first_s
                 continue
@@ -239,7 +240,7 @@ class Dividing(Views):
             if life.accounts() != before:
                 life.moved_s, moved = now_s, True
             elif now_s - life.moved_s > model.period_s + model.grant_s:
-                life.next_s = life.grant_s = np.inf  # nothing moves any more, unless something changes
+                life.next_s = life.grant_s = np.inf  # settled: no shares move until something changes
         if moved:
             self._wake(now_s)
             self._set_speeds(now_s)
@@ -258,7 +259,7 @@ class Dividing(Views):
             life.grant_s = now_s + self._model.grant_s
 
     def _wake(self, now_s: float) -> None:
-        """Something has changed: let shares that moved no more be looked at again."""
+        """Resume the exchanges that had settled, as something has changed."""
         for life in self.lives.values():
             if life.next_s == np.inf and life.job.tasks > 1:
                 life.next_s = _next(life.begun_s, self._model.period_s, now_s)

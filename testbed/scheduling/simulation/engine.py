@@ -1,13 +1,13 @@
 """The event loop: exact event times, one decision per instant, virtual times between them [RR 2.2, 5.2].
 
 At one instant come completions, submissions, the periodic pass, and then the one decision. Jobs that the decision
-resumes or moves make no progress for the penalty, while they hold CPU and memory; their virtual time stands still, and
-the policy does not know why. Virtual time is work that is done, in seconds on dedicated nodes: it grows with the yield,
-or as fast as an overhead model says that jobs progress at that yield. The next event is the first of: a submission, a
+resumes or moves make no progress during the penalty, but hold CPU and memory. Their virtual time stands still, and the
+policy does not know the reason. Virtual time is work that is done, in seconds on dedicated nodes: it grows with the
+yield, or at the rate that an overhead model has for that yield. The next event is the first of: a submission, a
 multiple of the period (none while the cluster is empty), a completion, and an instant at which the policy tries again.
 
-The loop is the same for all policies. `event_loop` gives it a policy's kernels in the place of `decide` and
-`next_wake_s`, and what comes out can be compiled; `testbed.scheduling.simulation.views` puts any other policy there.
+The loop is the same for all policies. `event_loop` replaces `decide` and `next_wake_s` by a policy's kernels, and the
+result can be compiled. `testbed.scheduling.simulation.views` replaces them by methods for any other policy.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from testbed.scheduling.simulation.world import (
 # What `run_events` returns, beside the faults of `testbed.scheduling.simulation.soundness`.
 FINISHED = -1
 PAUSED = -2  # call again: enough events for now, or the log is nearly full
-STUCK = -3  # nothing will happen any more, and there are jobs in the system
+STUCK = -3  # no event is left, but jobs are in the system
 
 
 @kernel
 def decide(
     rules: Any, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints, submitted: Ints, freed: bool, periodic: bool
 ) -> None:
-    """Stand for the policy's: see `testbed.scheduling.policies.kernel_policy`."""
+    """Placeholder for the policy's kernel: see `testbed.scheduling.policies.kernel_policy`."""
     raise NotImplementedError
 
 
 @lean_kernel
 def next_wake_s(rules: Any, submit_time_s: Floats, running: Mask, time_s: float, active: Ints) -> float:
-    """Stand for the policy's: see `testbed.scheduling.policies.kernel_policy`."""
+    """Placeholder for the policy's kernel: see `testbed.scheduling.policies.kernel_policy`."""
     raise NotImplementedError
 
 
@@ -82,7 +82,7 @@ def run_events(
     most: int,
     debug: bool,
 ) -> int:
-    """Go on for at most `most` events; return FINISHED, PAUSED, STUCK or, with `debug`, a fault of soundness."""
+    """Run at most `most` events; return FINISHED, PAUSED, STUCK or, with `debug`, a fault of soundness."""
     count = world.counts
     speed = moves.speed if overheads.beyond.bends else cluster.yield_frac
     in_full = overheads.beyond.any or log.records
@@ -128,7 +128,7 @@ def run_events(
 
 @lean_kernel
 def has_room(count: Ints, rows: int, tasks: int, entries: int, nodes: int) -> bool:
-    """Whether a log of `entries` entries and, unless it records none, `nodes` nodes has room for one decision more."""
+    """Whether a log of `entries` entries and, unless it records none, `nodes` nodes has space for another decision."""
     if count[LOGGED] + count[ACTIVE] + rows - count[SUBMITTED] + 1 > entries:
         return False
     return bool(nodes == 0 or count[NODES_LOGGED] + tasks <= nodes)
@@ -136,7 +136,7 @@ def has_room(count: Ints, rows: int, tasks: int, entries: int, nodes: int) -> bo
 
 @lean_kernel
 def next_tick_s(period_s: float, jobs: Jobs, world: World) -> float:
-    """Return the next multiple of the period that is after now, or not before the next job if there is none now."""
+    """Return the next multiple of the period after now; without active jobs, the first from the next submission on."""
     if period_s <= 0.0:
         return math.inf
     time_s = world.time_s[0]
@@ -157,9 +157,9 @@ def next_tick_s(period_s: float, jobs: Jobs, world: World) -> float:
 
 @lean_kernel
 def next_event_s(jobs: Jobs, cluster: Cluster, world: World, speed_of: Floats, tick_s: float) -> float:
-    """Return the instant of the next submission, completion or pass; note when active jobs are expected to end.
+    """Return the instant of the next submission, completion or pass, infinite if there is none.
 
-    It is infinite if there is none.
+    Write the expected ends of active jobs.
     """
     now_s = world.time_s[0]
     first_s = tick_s
@@ -179,7 +179,7 @@ def next_event_s(jobs: Jobs, cluster: Cluster, world: World, speed_of: Floats, t
 
 @lean_kernel
 def advance(cluster: Cluster, world: World, speed_of: Floats, time_s: float) -> None:
-    """Let the time until `time_s` pass: jobs progress at `speed_of` (J,), their yields, after their penalties."""
+    """Advance the time to `time_s`: jobs progress at `speed_of` (J,), their yields, after their penalties."""
     now_s = world.time_s[0]
     for index in range(world.counts[ACTIVE]):
         row = world.active[index]
@@ -195,7 +195,7 @@ def advance(cluster: Cluster, world: World, speed_of: Floats, time_s: float) -> 
 
 @lean_kernel
 def complete(jobs: Jobs, cluster: Cluster, world: World, debug: bool) -> int:
-    """Remove jobs that end now from the system; return how many, or with `debug` the negative of a fault."""
+    """Remove jobs that end now from the system; return their number, or with `debug` the negative of a fault."""
     time_s = world.time_s[0]
     kept = 0
     for index in range(world.counts[ACTIVE]):
@@ -234,7 +234,7 @@ def submit(jobs: Jobs, world: World) -> None:
 def log_changes(
     active: Ints, changed: int, in_full: bool, jobs: Jobs, cluster: Cluster, world: World, log: Log
 ) -> None:
-    """Count and log what the decision did, and take its map as the one before the next decision."""
+    """Count and log the changes of a decision, and store its map for comparison with the next one."""
     if log.records:
         record_decision(active, changed, jobs, cluster, world, log)
     for index in range(changed):
@@ -254,7 +254,7 @@ def log_changes(
 
 @lean_kernel
 def record_decision(active: Ints, changed: int, jobs: Jobs, cluster: Cluster, world: World, log: Log) -> None:
-    """Log all that the decision did, into a log with `records`."""
+    """Log all changes of a decision, in a log with `records`."""
     note(DECISION, NOT_PLACED, 0, world.time_s[0], world.counts, log)
     index = 0
     for row in active:
@@ -282,7 +282,7 @@ def note(kind: int, row: int, tasks: int, time_s: float, count: Ints, log: Log) 
 
 @lean_kernel
 def record(row: int, with_nodes: bool, jobs: Jobs, cluster: Cluster, world: World, log: Log) -> None:
-    """Write the columns of the last entry that a log with `records` has, and the nodes of a job that is placed."""
+    """Write the columns of the last entry that only a log with `records` has, and the nodes of a placed job."""
     last = world.counts[LOGGED] - 1
     log.yield_frac[last] = cluster.yield_frac[row]
     log.free_at_s[last] = world.free_at_s[row]

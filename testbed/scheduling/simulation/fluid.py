@@ -1,4 +1,4 @@
-"""EQUIPARTITION in virtual time: one machine of the platform's CPU, an equal share for every job [RR 3.2]."""
+"""EQUIPARTITION: one machine with the CPU of the whole platform, an equal share for every job [RR 3.2]."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.scheduling.workload.jobs import Job
 
 
 def equal_shares(need: Floats, capacity: float) -> Floats:
-    """Return (J,) CPU: the same for all, but never more than a job's `need`; the others share the rest."""
+    """Return the CPU (J,) of jobs: the same for all, but never more than a job's `need`; the others share the rest."""
     shares = np.zeros(need.size)
     left = capacity
     order = np.argsort(need, kind="mergesort")
@@ -24,10 +24,10 @@ def equal_shares(need: Floats, capacity: float) -> Floats:
 
 
 def equipartition(jobs: Sequence[Job], nodes: int) -> SimulatedRun:
-    """Return when `jobs`, in order of submission, would end; memory is ignored, and a job starts at its submission.
+    """Return the run of `jobs`, in order of submission; memory is ignored, and jobs start at their submission.
 
-    The platform is one machine of as much CPU as there are nodes. Every job gets the same share of it, but never more
-    than its total CPU need; what one does not use is shared by the others. There is no map, so no nodes could do it.
+    The platform is one machine with the CPU of `nodes` nodes. Every job gets the same share of it, but never more than
+    its total CPU need; the other jobs share the rest. There is no map to nodes, so no cluster could run this schedule.
     """
     submit_s = np.array([job.submit_time_s for job in jobs], dtype=np.float64)
     left_s = np.array([job.run_time_s for job in jobs], dtype=np.float64)

@@ -1,8 +1,8 @@
-"""What the model expects between decisions that were made elsewhere, in a live run: one step at a time.
+"""The progress that the model expects between the decisions of a live run, one decision at a time.
 
-Each decision is taken at its instant, with the progress of jobs that was measured then. Up to the next one jobs
-progress as they do in the event loop, and with its own functions: at their yields, after the costs of what the
-decision moved, as fast as their nodes are.
+Each decision is applied at its instant, with the progress of jobs that was measured then. Until the next decision jobs
+progress as in the event loop, whose functions are used: at their yields, after the overheads of moves, at the speed of
+their nodes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Follower:
             self._advance = paced.advance
 
     def virtual_time_s(self, view: ClusterView) -> Floats:
-        """Let the time until that of the view pass; return the expected virtual times of its jobs (J,).
+        """Advance to the time of the view; return the expected virtual times of its jobs (J,).
 
-        The view is later than the one before. A job that ends by the model stays at its run time.
+        Each view must be later than the previous one. A job that ends in the model stays at its run time.
         """
         self._advance(self._cluster, self._world, self._speed, view.time_s)
         rows = self._rows(view)
@@ -56,7 +56,7 @@ class Follower:
         return expected
 
     def take(self, view: ClusterView, decision: Decision) -> None:
-        """Take a decision on a view, with the virtual times of the view."""
+        """Apply a decision on a view, with the virtual times of the view."""
         cluster, world = self._cluster, self._world
         rows = self._rows(view)
         world.time_s[0] = view.time_s

@@ -1,4 +1,4 @@
-"""The event loop over a whole trace: compiled or as it stands, with interrupts, and what it returns."""
+"""Runs the event loop over a whole trace, compiled or plain, in turns that allow interrupts; returns the run."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from testbed.scheduling.simulation.world import (
 )
 from testbed.scheduling.workload.jobs import Job
 
-_TURN = 2_000  # events between two checks for interrupts and for room in the log
-_TWIN_TURN = 50  # and for the loop uncompiled, between two readings of the clock
-_PATIENCE = 100_000  # decisions in a row without progress: penalties that begin again before they end
+_TURN = 2_000  # events between two checks for interrupts and for space in the log
+_TWIN_TURN = 50  # the same for the plain loop, after which the clock is read
+_PATIENCE = 100_000  # most decisions in a row without progress, as when penalties restart before they end
 
 
 def run_loop(
@@ -62,11 +62,11 @@ def run_loop(
     speeds: NodeSpeeds | None = None,
     needs: NeedsModel | None = None,
 ) -> SimulatedRun:
-    """Run `jobs`, in order of submission, under `policy`; with `views` it decides on views even if it has kernels.
+    """Run `jobs`, in order of submission, under `policy`; with `views` it does not use the kernels of the policy.
 
-    `sharing` is what policies need to know under whose yields tasks divide what their job gets. `speeds` are those of
-    the nodes over time, if they change; any policy decides on views then, and with `needs`, which are what jobs need
-    if that is not as declared.
+    `sharing` is the model of programs for policies under which tasks divide the CPU of their job. `speeds` are the
+    speeds of nodes over time, if they change; `needs` are the real needs of jobs, if they are not as declared. With
+    either of these every policy decides on views.
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision or an
     end is not sound.
     """
@@ -128,7 +128,7 @@ def run_loop(
 
 
 def columns_of(jobs: Sequence[Job], world: World, policy: Policy, overheads: OverheadTable) -> JobColumns:
-    """Return what a policy may know of jobs beside `Jobs`; first starts are those of the world."""
+    """Return the columns beside `Jobs` that a policy may use; the array of first starts is that of the world."""
     move_cost_s = np.full(len(jobs), np.nan)
     if knows_costs(policy):
         move_cost_s = move_costs_s(jobs, overheads)
@@ -175,7 +175,7 @@ def _progress(cluster: Cluster, world: World) -> tuple[int, float]:
 
 
 def _done_frac(world: World) -> float:
-    """Return which part of the jobs has ended."""
+    """Return the part of the jobs that has ended."""
     return float(world.counts[SUBMITTED] - world.counts[ACTIVE]) / world.rows.size
 
 

@@ -25,7 +25,7 @@ class Measures:
 
     max_stretch: float  # bounded stretch, no unit [RR 2.2]
     mean_stretch: float
-    bound: float | None  # lower bound on the maximum stretch, None if it was not asked for
+    bound: float | None  # lower bound on the maximum stretch, None if it was not computed
     degradation: float | None  # max stretch / bound [RR 6.1]
     underutilization: float  # (capped demand - useful CPU) / work [RR 6.4.1]; see `measure`
     preemptions_per_job: float  # a job counts once per instant, whatever the number of its tasks [RR Table 3]
@@ -46,11 +46,11 @@ class Measures:
 def measure(run: SimulatedRun, bound: float | None, node_memory_gb: float, tau_s: float = TAU_S) -> Measures:
     """Return the measures of `run` on nodes of `node_memory_gb`; `bound` is for the same jobs, nodes and tau.
 
-    Useful CPU is that of the work which was done: needs times virtual time. It is what jobs got where progress is the
-    yield [RR 6.4.1]. Where an overhead model says otherwise, CPU that brings no progress is not useful, as in a
-    penalty, and a job that progresses faster than its yield needed less than it was said to: every completed job
-    counts as much as on dedicated nodes, and models can be compared. The lower bounds take progress to be the yield,
-    so such jobs may be below the bounds.
+    Useful CPU is the CPU of the work that was done: needs times virtual time. If progress is the yield, it is the CPU
+    that jobs got [RR 6.4.1]. With another overhead model, CPU without progress is not useful, as in a penalty; and a
+    job that progresses faster than its yield needed less CPU than declared. So every completed job counts as much as
+    on dedicated nodes, and models can be compared. The lower bounds assume that progress is the yield, so such jobs
+    may be below the bounds.
     """
     stretches = run.stretches(tau_s)
     span_s = run.makespan_s

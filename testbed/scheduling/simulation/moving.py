@@ -1,8 +1,8 @@
-"""Which jobs a decision moves, and when these are free to progress, under any overhead model.
+"""The moves of jobs by a decision, and when the moved jobs can progress, for any overhead model.
 
-Where an overhead model has saves, tasks that come to a node wait until all tasks that left it before are saved, whether
-they left by the same decision or by an earlier one: a node may have room for both, but an image that is being written
-holds its memory and its disk. Jobs that end leave at once.
+If an overhead model has saves, tasks that come to a node wait until all tasks that left it before are saved, by the
+same decision or by an earlier one. The node may have capacity for both, but an image that is being written occupies
+memory and disk. Jobs that end leave at once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NOTHING = -1
 
 @lean_kernel
 def note_changes(active: Ints, in_full: bool, jobs: Jobs, cluster: Cluster, world: World) -> int:
-    """Compare the map with the one before: list the jobs that are paused, resume, move, or start; return how many.
+    """Compare the map with the previous one: list the jobs that pause, resume, move or start; return their number.
 
-    Tasks of a job are interchangeable: those of a job that runs on move by as many as its two multisets of nodes
-    differ. Only `in_full` are starts in the list, and are the new nodes in `World.stands_on`, by task. The model of the
-    papers needs neither, and `World.stood_on` is brought up to date at once.
+    Tasks of a job are interchangeable: as many tasks of a job that continues to run move as its two multisets of nodes
+    differ. With `in_full` the list also has starts, and `World.stands_on` has the new nodes by task. The model of the
+    papers needs neither; without `in_full`, `World.stood_on` is updated at once.
     """
     changed = 0
     for place in range(active.size):
@@ -65,7 +65,7 @@ def note_changes(active: Ints, in_full: bool, jobs: Jobs, cluster: Cluster, worl
 
 @lean_kernel
 def is_same(before: Ints, after: Ints) -> bool:
-    """Whether every task of a job is where it was (T,): so for most jobs of most decisions."""
+    """Whether every task of a job (T,) has the same node as before, as for most jobs of most decisions."""
     for task in range(before.size):  # noqa: SIM110  # kernels have no generators
         if before[task] != after[task]:
             return False
@@ -74,7 +74,7 @@ def is_same(before: Ints, after: Ints) -> bool:
 
 @lean_kernel
 def move(before: Ints, after: Ints, node_tasks: Ints, out: Ints) -> int:
-    """Count the tasks that move, and write places to `out`; where that is empty, make `before` what is `after`."""
+    """Return the number of tasks that move, and write nodes to `out`; if `out` is empty, copy `after` to `before`."""
     moved = match_nodes(before, after, node_tasks, out)
     if out.size == 0:
         for task in range(before.size):
@@ -84,7 +84,7 @@ def move(before: Ints, after: Ints, node_tasks: Ints, out: Ints) -> int:
 
 @lean_kernel
 def begin_moves(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
-    """Write when the jobs that a decision places are free to progress; all that it moves moves at once.
+    """Write when the jobs that a decision places can progress; all moves of a decision are concurrent.
 
     Penalties alone, the model of the papers, need no counts by node.
     """
@@ -112,7 +112,7 @@ def begin_moves(changed: int, overheads: OverheadTable, jobs: Jobs, world: World
 
 @lean_kernel
 def seconds_of(change: int, overheads: OverheadTable, with_it: int, mem_req_frac: float, several: bool) -> float:
-    """Return what a change costs a job, of `several` tasks or one, when `with_it` tasks move at once."""
+    """Return the seconds that a change costs a job, of `several` tasks or one, when `with_it` tasks move at once."""
     penalties, beyond = overheads.penalties, overheads.beyond
     if change == RESUME:
         took_s = overhead_s(penalties, penalties.resume_s, float(with_it), mem_req_frac)
@@ -125,7 +125,7 @@ def seconds_of(change: int, overheads: OverheadTable, with_it: int, mem_req_frac
 
 
 def move_costs_s(jobs: Sequence[Job], overheads: OverheadTable) -> Floats:
-    """Return how long a move of all its tasks, and of no others, stops each job (J,): what policies may know."""
+    """Return the seconds for which a move of all its tasks, and of no others, stops each job (J,), for policies."""
     return np.array([
         seconds_of(MIGRATION, overheads, job.tasks, job.mem_req_frac, job.tasks > 1) for job in jobs
     ], dtype=np.float64)  # fmt: skip
@@ -133,13 +133,13 @@ def move_costs_s(jobs: Sequence[Job], overheads: OverheadTable) -> Floats:
 
 @lean_kernel
 def costs(change: int, starts: bool) -> bool:
-    """Whether a change takes time at its new nodes: first starts only where a model says so."""
+    """Whether a change takes time at its new nodes; first starts only if the model has costs for them."""
     return bool(change in (RESUME, MIGRATION) or (change == START and starts))
 
 
 @lean_kernel
 def note_speeds(active: Ints, beyond: ExtraOverheads, jobs: Jobs, cluster: Cluster, speed_of: Floats) -> None:
-    """Write how fast active jobs progress at the yields of a decision into `speed_of` (J,)."""
+    """Write the progress rates of active jobs at the yields of a decision to `speed_of` (J,)."""
     for row in active:
         share = cluster.yield_frac[row]
         tasks = jobs.offset[row + 1] - jobs.offset[row]
@@ -164,7 +164,7 @@ def node_reached(change: int, task: int, world: World) -> int:
 
 @lean_kernel
 def count_by_node(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
-    """Count the tasks that leave each node by the present decision, and those that come at a cost; hold places."""
+    """Count the tasks that leave each node by this decision, and those that come at a cost; set holds for saves."""
     for node in range(moves.coming.size):
         moves.coming[node] = 0
         moves.leaving[node] = 0
@@ -182,7 +182,7 @@ def count_by_node(changed: int, overheads: OverheadTable, jobs: Jobs, world: Wor
 
 @lean_kernel
 def hold_places(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
-    """Note until when tasks that leave hold their nodes, and when jobs that are paused have all of their images."""
+    """Set the times until which leaving tasks hold their nodes, and at which paused jobs have all of their images."""
     time_s = world.time_s[0]
     at_once = 0
     for node in range(moves.leaving.size):
@@ -211,9 +211,10 @@ def hold_places(changed: int, overheads: OverheadTable, jobs: Jobs, world: World
 def beside_others(
     index: int, at_once: int, per_node: bool, jobs: Jobs, world: World, moves: PendingMoves
 ) -> tuple[float, int]:
-    """Return when a job that comes to nodes finds them left and its own images written, and how many tasks it meets.
+    """Return when the new nodes of a job are released and its images are written, and its concurrent tasks.
 
-    These are `at_once`, or with `per_node` those that come, at a cost, to the one of its nodes to which most come.
+    The number of concurrent tasks is `at_once`, or with `per_node` the largest number of tasks that come, at a cost, to
+    one of its nodes.
     """
     row, begin_s, most = world.changed_row[index], world.time_s[0], 0
     for task in range(jobs.offset[row], jobs.offset[row + 1]):

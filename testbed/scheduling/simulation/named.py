@@ -1,4 +1,4 @@
-"""The meaning of a name, of the command line or a campaign, in virtual time: a policy, or a measure of a trace."""
+"""Names on the command line and in campaigns, for simulation: a policy, or a measure of a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURES: Mapping[str, Callable[[Sequence[Job], int], SimulatedRun]] = {EQUIPART
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A name as it is printed, and its policy: None for a measure of a trace, which has no decisions."""
+    """A canonical name, and its policy: None for a measure of a trace, which has no decisions."""
 
     name: str
     policy: Policy | None
@@ -34,7 +34,7 @@ class Named:
 
     @property
     def loop(self) -> Callable[..., object] | None:
-        """The kernel that simulates it, which may be compiled; None where there is none."""
+        """The kernel that simulates the policy, which may be compiled; None if there is none."""
         return None if self.policy is None else loop_of(self.policy)
 
     def simulate(
@@ -59,7 +59,7 @@ class Named:
 
 
 def named(name: str, period_s: float = DEFAULT_PERIOD_S) -> Named:
-    """Return what has that name, as `policies.catalogue.parse` reads it; raise UserError for an unknown one."""
+    """Return the policy or measure of a name, in the syntax of `policies.catalogue.parse`; raises UserError."""
     plain = "".join(name.split()).upper()
     if plain in MEASURES:
         return Named(plain, None)

@@ -108,7 +108,7 @@ class Needing(Views):
         return replace(self._figures, not_found=missing)
 
     def need_frac(self, row: int) -> float:
-        """Return the real need of a job now, a task."""
+        """Return the present real need of each task of a job."""
         done_frac = self._cluster.virtual_time_s[row] / self._world.run_time_s[row]
         factors = [factor for from_frac, factor in self._model.profile if done_frac >= from_frac - _ROUNDING]
         return float(self._real[row]) * factors[-1]

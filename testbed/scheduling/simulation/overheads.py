@@ -1,7 +1,7 @@
-"""The cost of moving jobs in simulation: seconds by memory of a task and by tasks that move at once.
+"""Overhead models for simulation: seconds by the memory of a task and by the number of tasks that move at once.
 
-Every model is one table for the loop: seconds at the points of a grid, linear between them and, by the last two
-points, beyond them. `testbed.scheduling.simulation.overheads_parser` returns the model that a text names.
+Every model is one table for the loop: seconds at the points of a grid, interpolated linearly, and extrapolated from the
+last two points. `testbed.scheduling.simulation.overheads_parser` returns the model that a text names.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class PenaltyTable(NamedTuple):
 class ExtraOverheads(NamedTuple):
     """The parts of a model beyond penalties, and flags for those that it has; Y yields of `Progress`."""
 
-    any: bool  # one of these
-    starts: bool  # whether a first start costs anything
-    saves: bool  # whether a task that leaves its place still holds it for a while
-    per_node: bool  # whether concurrency is that of one node, else of the cluster
-    bends: bool  # whether progress is not the yield
+    any: bool  # whether one of the following flags is set
+    starts: bool  # whether a first start has a cost
+    saves: bool  # whether a leaving task still occupies its node while it is saved
+    per_node: bool  # whether concurrency is counted per node, else over the cluster
+    bends: bool  # whether progress differs from the yield
     start_s: Floats  # (L, K)
     save_s: Floats  # (L, K)
     yields: Floats  # (Y + 1,) from 0 to 1
     serial_rates: Floats  # (Y + 1,)
     parallel_rates: Floats  # (Y + 1,)
-    more_start_s: float  # of jobs of several tasks, beyond what a task of one takes
+    more_start_s: float  # extra seconds of jobs of several tasks, beyond the tables
     more_save_s: float
     more_resume_s: float
     more_migration_s: float
 
 
 class OverheadTable(NamedTuple):
-    """A model as the loops see it."""
+    """A model in the form that the loops read."""
 
     penalties: PenaltyTable
     beyond: ExtraOverheads
@@ -62,9 +62,10 @@ class OverheadTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParallelExtra:
-    """Seconds that jobs of several tasks take beyond what the tables say of one task.
+    """Extra seconds of jobs of several tasks, beyond the tables, which are for one task.
 
-    They start MPI, and stop and go on together. Raises ValueError for seconds that are not finite or negative.
+    Such jobs start MPI, and their tasks stop and continue together. Raises ValueError for seconds that are negative or
+    not finite.
     """
 
     start_s: float = 0.0
@@ -78,7 +79,7 @@ class ParallelExtra:
                 raise ValueError(f"parallel.{kind} must be finite and not negative")
 
     def scaled(self, factor: float) -> ParallelExtra:
-        """Return `factor` times the seconds."""
+        """Return all seconds times `factor`."""
         return ParallelExtra(**{kind: factor * getattr(self, kind) for kind in _SECONDS})
 
 
@@ -89,19 +90,20 @@ _NOTHING = ParallelExtra()
 class Overheads:
     """An overhead model: seconds without progress after a resume, a migration, and perhaps after a first start.
 
-    `concurrent_tasks` (L,) and `memory_gb` (K,) increase; all seconds are (L, K), finite and not negative. One point
-    on an axis means that it does not matter. Raises ValueError for arrays that do not agree.
+    `concurrent_tasks` (L,) and `memory_gb` (K,) increase; all seconds are (L, K), finite and not negative. An axis
+    with one point has no effect. Raises ValueError for arrays that do not agree.
 
-    * `start_s`: a job's first start takes so long as well; none is free [RR 5.2].
-    * `save_s`: a task that is paused, or that moves away, still holds its node for so long. Jobs that come to the node
-      before that, by the same decision or a later one, begin to start, to resume or to migrate only then; and no job
-      resumes before all of its own images are written. Its concurrency is that of the tasks that leave.
-    * `per_node`: concurrency counts the tasks that come to one node by one decision, and a job takes its worst
-      node; else those that come to any node. First starts count where `start_s` is given.
-    * `progress`: how fast jobs progress at a yield; none is as fast as the yield.
-    * `wall_clock`: seconds are of the lab's clock, as measured, not of a trace; the same at time scale 1.
-    * `parallel`: what jobs of several tasks take beyond that.
-    * `most_memory_gb`: the largest task that it holds for, in 1e9 bytes; `simulate` refuses larger ones.
+    * `start_s`: the duration of a job's first start; with None first starts are free [RR 5.2].
+    * `save_s`: the time for which a task that is paused, or that moves away, still occupies its node. Jobs that come to
+      the node before its end, by the same decision or a later one, begin to start, to resume or to migrate only then.
+      No job resumes before all of its own images are written. Its concurrency is that of the tasks that leave.
+    * `per_node`: concurrency counts the tasks that come to one node by one decision, and the node with the most tasks
+      counts for a job; else it counts the tasks that come to any node. First starts count if `start_s` is given.
+    * `progress`: the rate of progress at a yield; with None the rate is the yield.
+    * `wall_clock`: seconds are wall seconds of a lab, as measured, not trace seconds; both are equal at time scale 1.
+    * `parallel`: extra seconds of jobs of several tasks.
+    * `most_memory_gb`: the largest memory of a task for which the model holds, in 1e9 bytes; `simulate` refuses larger
+      tasks.
     """
 
     name: str
@@ -129,23 +131,23 @@ class Overheads:
             if values is None:
                 continue
             if values.shape != shape:
-                raise ValueError(f"{kind} is {values.shape}: expected {shape}, a row a level, a column a memory size")
+                raise ValueError(f"{kind} is {values.shape}: expected {shape}, one row per level, one column per size")
             if not np.all(np.isfinite(values) & (values >= 0.0)):
                 raise ValueError(f"{kind} must be finite and not negative")
 
     @property
     def mean_penalty_s(self) -> float:
-        """Seconds: the mean over all points of what a pause and resume costs the job, and a migration.
+        """Mean cost in seconds, over all points, of a pause with its resume, and of a migration.
 
-        That of a pause and resume includes the save, as the penalty of [RR 5.2] does.
+        The cost of a pause with its resume includes the save, as the penalty of [RR 5.2] does.
         """
         paused_s = self.resume_s if self.save_s is None else self.resume_s + self.save_s
         return float(np.mean((paused_s, self.migration_s)))
 
     def scaled(self, factor: float) -> Overheads:
-        """Return the model with `factor` times the seconds, as seconds of a trace; progress is what it was.
+        """Return the model with all seconds times `factor`, as trace seconds; progress is not changed.
 
-        The trace seconds of a lab's wall seconds are those times the time scale of the run.
+        For wall seconds of a lab the factor is the time scale of the run.
         """
         if not 0.0 < factor < inf:
             raise ValueError(f"overheads times {factor}: expected a factor, more than 0")
@@ -156,7 +158,7 @@ class Overheads:
         return replace(self, name=name, wall_clock=False, parallel=self.parallel.scaled(factor), **seconds)
 
     def table(self, node_memory_gb: float) -> OverheadTable:
-        """Return what the loop reads, for nodes of `node_memory_gb`."""
+        """Return the model in the form that the loop reads, for nodes of `node_memory_gb`."""
         penalties = PenaltyTable(
             self.concurrent_tasks, self.memory_gb, self.resume_s, self.migration_s, float(node_memory_gb)
         )
@@ -211,7 +213,7 @@ def linear(fixed_s: float, gb_per_s: float, total_gb_per_s: float = inf) -> Over
 
 @lean_kernel
 def overhead_s(table: PenaltyTable, seconds: Floats, concurrent_tasks: float, mem_req_frac: float) -> float:
-    """Interpolate `seconds` (L, K), any at the points of the table, for one task of so much memory; never negative."""
+    """Interpolate `seconds` (L, K), given at the points of the table, for a task of this memory; never negative."""
     level = point = 0
     down = right = 0.0
     if table.concurrent_tasks.size > 1:

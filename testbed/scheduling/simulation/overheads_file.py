@@ -1,4 +1,4 @@
-"""Tables of overheads in files, as a calibration measures them.
+"""Reader of overhead models in TOML files, as a calibration writes them.
 
     [overheads]
     concurrent_tasks = [1, 8]           # tasks that move at one instant; 1 first; optional with one row below
@@ -11,7 +11,7 @@
     # All below is optional.
     concurrent_per = "node"             # tasks that move at one instant on one node; or of the "cluster", as without it
     start_s = [[0.4, 0.4, 0.5], [0.9, 0.9, 1.1]]    # from the order to a new job's first progress (default 0)
-    save_s = [[0.8, 2.1, 8.0], [1.5, 4.0, 15.2]]    # for which a leaving task holds its node (default 0)
+    save_s = [[0.8, 2.1, 8.0], [1.5, 4.0, 15.2]]    # for which a leaving task occupies its node (default 0)
 
     [overheads.parallel]                # seconds that a job of several tasks takes beyond that (default 0)
     start_s = 0.7
@@ -20,16 +20,16 @@
     migration_s = 0.5
 
     [overheads.progress]                # rates relative to a dedicated node, by yield; else the yield
-    yield_frac = [0.1, 0.5, 1.0]        # ends at 1; (0, 0) goes before the first
+    yield_frac = [0.1, 0.5, 1.0]        # ends at 1; (0, 0) is added in front
     serial = [0.1, 0.5, 1.0]            # jobs of one task
-    parallel = [0.13, 0.55, 1.0]        # and of more
+    parallel = [0.13, 0.55, 1.0]        # jobs of several tasks
 
-Seconds are wall seconds of the lab that was measured. They are linear between the points and, by the last two
-points of an axis, beyond them; rates are linear between yields. A simulation refuses tasks of more than twice the
-largest `memory_gb`, if there are several: nobody knows what they take. After `FILE.toml#extrapolate` it does not.
-`testbed.scheduling.simulation.overheads.Overheads` says what a column means. The table `[migration_ways_s]` may have
-whole migrations, on the same grid, by `save-restore` and by `live`; it is read where the two are to be compared. Other
-tables of the file are not read.
+Seconds are wall seconds of the lab that was measured. They are interpolated linearly between the points, and
+extrapolated from the last two points of an axis; rates are interpolated linearly between yields. If there are several
+`memory_gb`, a simulation refuses tasks of more than twice the largest one, as their overheads are unknown. With
+`FILE.toml#extrapolate` it accepts them. `testbed.scheduling.simulation.overheads.Overheads` describes the columns. The
+table `[migration_ways_s]` may have the migrations, on the same grid, by `save-restore` and by `live`; it is read to
+compare both. Other tables of the file are not read.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _overheads(path: Path, data: Mapping[str, Any]) -> Overheads:
     for key in ("resume_s", "migration_s", "start_s", "save_s"):
         rows: list[list[float]] | None = getattr(table, key)
         if rows is not None and len({len(row) for row in rows}) != 1:
-            raise InputError(str(path), f"overheads.{key}", rows, "rows of equal length, a number a memory_gb")
+            raise InputError(str(path), f"overheads.{key}", rows, "rows of equal length, one number per memory_gb")
         seconds[key] = None if rows is None else np.array(rows, dtype=np.float64)
     try:
         return Overheads(

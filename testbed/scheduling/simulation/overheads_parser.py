@@ -1,14 +1,14 @@
-"""The overhead model that a text names, as on the command line or in a campaign.
+"""Parser of the texts that name overhead models, on the command line and in campaigns.
 
-* `constant:300`: 300 s, whatever moves [RR 5.2];
+* `constant:300`: 300 s for every resume and migration [RR 5.2];
 * `linear:fixed_s=2,gb_per_s=0.5,total_gb_per_s=10`: see `testbed.scheduling.simulation.overheads.linear`;
 * a file such as `calibration.toml`: see `testbed.scheduling.simulation.overheads_file`;
 * `calibration.toml#constant`: the mean penalty of such a file, for every resume and migration;
 * `calibration.toml#extrapolate`: the same as the file, for tasks of any memory;
-* `calibration.toml#cheaper`: the same with migrations live or by images, whichever was measured to cost less.
+* `calibration.toml#cheaper`: the same, with the cheaper migration at each point: live, or through images.
 
 A plug-in is an entry point of the group `testbed.overheads`: a callable that gets the text after the colon (empty
-without one), and returns an `Overheads`; it raises `UserError` for a text that it does not understand.
+without one), and returns an `Overheads`; it raises `UserError` for an invalid text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONSTANT, EXTRAPOLATE, _CHEAPER = _KEYS = "constant", "extrapolate", "cheaper" 
 def parse_overheads(text: str) -> Overheads:
     """Return the model of a text: a TOML file, its mean penalty, or `name` or `name:arguments` of a maker or plug-in.
 
-    Raises UserError for an unknown name, with the nearest known ones, and for arguments that are wrong.
+    Raises UserError for an unknown name, with the nearest known ones, and for invalid arguments.
     """
     file, _, key = text.rpartition("#")
     if text.lower().endswith(".toml"):

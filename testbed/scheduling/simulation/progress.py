@@ -1,4 +1,4 @@
-"""Measured rates of progress of jobs by yield; the papers take the rate to be the yield itself [RR 2.1]."""
+"""Measured rates of progress of jobs by yield; in the papers the rate is the yield [RR 2.1]."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Progress:
     """Rates relative to a dedicated node, at yields: linear between the points and from (0, 0) to the first one.
 
     `yield_frac` (Y,) increases and ends at 1; `serial` (Y,) is for jobs of one task, `parallel` (Y,) for others, all
-    more than 0. Rates above the yield are possible: a job that also waits for messages wants less CPU than it was
-    said to need. Raises ValueError for arrays that are not like that.
+    more than 0. Rates above the yield are possible: a job that also waits for messages needs less CPU than
+    declared. Raises ValueError for other arrays.
     """
 
     yield_frac: Floats
@@ -29,7 +29,7 @@ class Progress:
             raise ValueError(f"progress.yield_frac must increase, from more than 0 to 1: {at.tolist()}")
         for kind, rates in (("serial", self.serial), ("parallel", self.parallel)):
             if rates.shape != at.shape:
-                raise ValueError(f"progress.{kind} has {rates.size} rates: expected {at.size}, one a yield_frac")
+                raise ValueError(f"progress.{kind} has {rates.size} rates: expected {at.size}, one per yield_frac")
             if not np.all(np.isfinite(rates) & (rates > 0.0)):
                 raise ValueError(f"progress.{kind} must be finite and more than 0: {rates.tolist()}")
 
@@ -48,7 +48,7 @@ class Progress:
 
 @lean_kernel
 def segment_of(points: Floats, value: float) -> int:
-    """Return the first point of the segment of `points` (P,), P >= 2, that `value` is in, or is nearest to."""
+    """Return the first point of the segment of `points` (P,), P >= 2, that contains `value`, or is nearest."""
     first = 0
     while first < points.size - 2 and value >= points[first + 1]:
         first += 1
@@ -57,13 +57,13 @@ def segment_of(points: Floats, value: float) -> int:
 
 @lean_kernel
 def weight_of(points: Floats, first: int, value: float) -> float:
-    """Return how far `value` is from point `first` (0) to the next one (1); beyond both outside of them."""
+    """Return the position of `value` from point `first` (0) to the next one (1); below 0 or above 1 outside."""
     return float((value - points[first]) / (points[first + 1] - points[first]))
 
 
 @lean_kernel
 def rate_at(yields: Floats, rates: Floats, yield_frac: float) -> float:
-    """Interpolate `rates` (Y + 1,) at `yields` (Y + 1,), which go from 0 to 1; exact at its ends."""
+    """Interpolate `rates` (Y + 1,) at `yields` (Y + 1,), which go from 0 to 1; exact at both ends."""
     if yield_frac >= 1.0:
         return float(rates[rates.size - 1])
     first = segment_of(yields, yield_frac)

@@ -1,4 +1,4 @@
-"""What the models of parallel jobs know of programs: the work of each task, and which task waits for which."""
+"""Model of the programs of parallel jobs: the work of each task, and which task waits for which."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class SharingModel:
-    """What the model knows of programs and of the exchange; times are trace seconds.
+    """Parameters of programs and of the exchange of shares; times are trace seconds.
 
     `topologies` are those of parallel jobs, by job id modulo their number. `imbalance` is as for programs
     (`testbed.bus.imbalance`), whose iterations take `iteration_s` on a dedicated node.
-    `watch` is told the time, the row of a job, its virtual time, and the shares in force of its tasks as parts of a
-    node, at its start and whenever shares or work have moved.
+    `watch` is called with the time, the row of a job, its virtual time, and the shares in force of its tasks as parts
+    of a node, at its start and whenever shares or work have moved.
     """
 
     topologies: tuple[str, ...] = ("ring",)
@@ -31,12 +31,12 @@ class SharingModel:
     watch: Callable[[float, int, float, Sequence[float]], None] | None = None
 
     def parts(self, job: Job, done_s: float = 0.0) -> tuple[float, ...]:
-        """Return the work of each task as a part of that of the task with the most, at a virtual time of the job."""
+        """Return the work of each task relative to the task with the most work, at a virtual time of the job."""
         moves = self._moves(done_s)
         return tuple(1.0 / part(self.imbalance, task, job.tasks, moves) for task in range(job.tasks))
 
     def until_move_s(self, job: Job, done_s: float) -> float:
-        """Return the virtual time until the work moves on to other tasks."""
+        """Return the virtual time until the work moves to other tasks."""
         every = drift_of(self.imbalance)
         if every is None or job.tasks == 1:
             return math.inf

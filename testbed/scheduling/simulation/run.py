@@ -33,7 +33,7 @@ class Moves:
 
     @classmethod
     def none(cls) -> Moves:
-        """Return the log of a run without any."""
+        """Return the log of a run without moves."""
         empty = np.empty(0, dtype=np.int64)
         return cls(time_s=np.empty(0), row=empty, kind=empty, tasks=empty)
 
@@ -43,8 +43,8 @@ class Placement:
     """The outcome of a decision for a job: its tasks on `nodes` (empty if it does not run), from `time_s` on.
 
     The job makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Progress
-    after it is at `yield_frac`, or at what an overhead model says of that yield. Times are trace seconds; `row` is the
-    job's place in the trace. Tasks keep their nodes as far as they can, also while the job is paused.
+    after it is at `yield_frac`, or at the rate of an overhead model for that yield. Times are trace seconds; `row` is
+    the job's place in the trace. Tasks keep their nodes as far as they can, also while the job is paused.
     """
 
     time_s: float
@@ -56,9 +56,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """Everything that the decisions of a run changed, E entries in order of time and, at one instant, of rows.
+    """All changes by the decisions of a run: E entries, in order of time, and of rows at one instant.
 
-    A decision begins with an entry of the kind DECISION, also one that changes nothing.
+    A decision begins with an entry of the kind DECISION, even if it changes nothing.
     """
 
     time_s: Floats  # (E,) trace seconds
@@ -69,9 +69,9 @@ class Recording:
     nodes: Ints  # of the tasks of each START, RESUME and MIGRATION, one after the other
 
     def decisions(self, tasks: Sequence[int]) -> Iterator[tuple[float, list[Placement]]]:
-        """Yield the instant of each decision, and what it gave to the jobs for which it changed anything.
+        """Yield the instant of each decision, and the placements of the jobs that it changed.
 
-        `tasks` are those of each job of the run.
+        `tasks` are the numbers of tasks of the jobs of the run.
         """
         numbers = (self.row, self.kind, self.yield_frac, self.free_at_s)
         places: dict[int, tuple[int, ...]] = {}
@@ -108,7 +108,7 @@ class SimulatedRun:
     """A completed simulation: J jobs in order of submission, times in trace seconds.
 
     `decide_total_s` and `decide_max_s` are wall seconds that the policy took for all its decisions and for the
-    slowest of them: 0 where there was none to time.
+    slowest one: 0 if no decision was timed.
     """
 
     policy: str
@@ -125,9 +125,9 @@ class SimulatedRun:
     decisions: int
     decide_total_s: float
     decide_max_s: float
-    recording: Recording | None = None  # where it was asked for
-    share_transfers: tuple[ShareTransfer, ...] = ()  # likewise, of jobs that compete by shares; in order of time
-    needs: NeedsFigures | None = None  # where needs were not as declared, or were watched
+    recording: Recording | None = None  # if requested
+    share_transfers: tuple[ShareTransfer, ...] = ()  # if requested, under shares; in order of time
+    needs: NeedsFigures | None = None  # if needs were not as declared, or were estimated
 
     @classmethod
     def undisturbed(
@@ -135,7 +135,7 @@ class SimulatedRun:
         decisions: int, decide_total_s: float, decide_max_s: float, penalty_s: Floats | None = None,
         recording: Recording | None = None,
     ) -> SimulatedRun:  # fmt: skip
-        """Return a run in which no job was ever paused or moved; `penalty_s` (J,) is what first starts cost."""
+        """Return a run in which no job was ever paused or moved; `penalty_s` (J,) is the cost of first starts."""
         nothing: NDArray[np.int64] = np.zeros(len(jobs), dtype=np.int64)
         if penalty_s is None:
             penalty_s = np.zeros(len(jobs))
@@ -148,7 +148,7 @@ class SimulatedRun:
         )  # fmt: skip
 
     def decided(self) -> Iterator[tuple[float, list[Placement]]]:
-        """Yield the instant of each decision and what it changed: see `Recording.decisions`.
+        """Yield the instant of each decision and its changes: see `Recording.decisions`.
 
         Raises ValueError for a run that was not recorded.
         """

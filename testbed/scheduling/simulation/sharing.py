@@ -1,7 +1,7 @@
-"""Jobs that compete by shares, in virtual time: bulk-synchronous jobs, and the exchange of their shares [DPS].
+"""Simulation of jobs that compete by shares: bulk-synchronous jobs, and the exchange of their shares [DPS].
 
-The model is fluid. A task that computes gets the part of its node that its share is of the shares of all tasks that
-compute there. A task of a parallel job waits for its neighbours after each iteration, so all tasks advance at the rate
+The model is fluid. A task that computes gets a part of its node: its share over the shares of all tasks that compute
+there. A task of a parallel job waits for its neighbours after each iteration, so all tasks advance at the rate
 of the slowest one, and the others compute for a part of the time only. The exchange itself is that of the agents
 (`testbed.shares`), without delays and losses.
 """
@@ -27,8 +27,8 @@ from testbed.shares.messages import ExchangeMessage, Receipt, Transfer
 from testbed.shares.node import BANK, NodeExchange, Use
 from testbed.shares.state import AccountState
 
-_LEAST_SHARE = 2 / (1 << 18)  # the least weight that a kernel has
-_ROUNDS, _CLOSE = 200, 1e-9  # of the search for rates that agree with each other
+_LEAST_SHARE = 2 / (1 << 18)  # the least weight of a control group
+_ROUNDS, _CLOSE = 200, 1e-9  # limits of the fixed-point iteration for rates
 _ROUNDING_S = 1e-9
 
 
@@ -56,19 +56,19 @@ class _Live:
 
     @property
     def use(self) -> list[float]:
-        """What each task uses of its node."""
+        """CPU use of each task, as a fraction of its node."""
         return [self.rate * work for work in self.work]
 
     @property
     def slowest(self) -> int:
-        """The task that the others wait for."""
+        """The slowest task, for which the others wait."""
         return min(range(len(self.nodes)), key=lambda task: self.speeds[task] / self.work[task])
 
 
 def simulate_sharing(
     jobs: Sequence[Job], nodes: int, policy: SharingPolicy, model: SharingModel, *, record: bool = False
 ) -> SimulatedRun:
-    """Run `jobs`, sorted by submission, on `nodes` nodes; starts cost nothing. RunError if jobs wait for ever."""
+    """Run `jobs`, sorted by submission, on `nodes` nodes; starts are free. Raises RunError if jobs wait for ever."""
     world = _World(jobs, nodes, policy, model, record=record)
     world.run()
     run = undisturbed_run(policy.name, nodes, jobs, world.schedule(), record=record)
@@ -91,7 +91,7 @@ class _World:
         self.decisions, self.decide_s, self.most_decide_s = 0, 0.0, 0.0
 
     def run(self) -> None:
-        """Go from event to event until all jobs have ended."""
+        """Simulate event after event until all jobs have ended."""
         now_s, events = self._jobs[0].submit_time_s, 0
         while True:
             changed = self._end(now_s) | self._submit(now_s)
@@ -114,7 +114,7 @@ class _World:
             now_s = next_s
 
     def schedule(self) -> BatchSchedule:
-        """Return when and where all jobs ran."""
+        """Return the times and nodes of all jobs."""
         nodes: Ints = np.array([node for row in range(len(self._jobs)) for node in self._places[row]], dtype=np.int64)
         nothing = np.zeros(len(self._jobs))
         return BatchSchedule(
@@ -191,7 +191,7 @@ class _World:
             accounts[nodes[0]][BANK] = AccountState(0)
         total = job.tasks * shares_of(job.cpu_need_frac)
         exchanges = {node: NodeExchange(each, banked=banked, total=total) for node, each in accounts.items()}
-        if self._policy.exchange == "none" or job.tasks == 1:  # alone there is nobody to exchange with
+        if self._policy.exchange == "none" or job.tasks == 1:  # no exchange
             return _Live(row, job, nodes, work, exchanges, np.inf, np.inf)
         return _Live(row, job, nodes, work, exchanges, now_s + model.period_s, now_s + model.grant_s)
 
@@ -203,7 +203,7 @@ class _World:
     # --- rates
 
     def _drift(self) -> bool:
-        """Let the work move on to other tasks where it is time; return whether it has."""
+        """Move work to other tasks where this is due; return whether any has moved."""
         moved = False
         for live in self._live.values():
             work = self._work(live.job, live.done_s)
@@ -214,7 +214,7 @@ class _World:
         return tuple(job.cpu_need_frac * part for part in self._model.parts(job, done_s))
 
     def _set_rates(self) -> None:
-        """Find rates and parts of time in which tasks compute that agree with each other."""
+        """Find consistent rates of jobs and parts of time in which tasks compute, by fixed-point iteration."""
         lives = list(self._live.values())
         weights = {live.row: [max(share, _LEAST_SHARE) for share in live.shares] for live in lives}
         computes = {live.row: [1.0] * len(live.nodes) for live in lives}
@@ -241,7 +241,7 @@ class _World:
     # --- the exchange
 
     def _exchange(self, now_s: float) -> bool:
-        """Carry out what is due; return whether shares have moved."""
+        """Execute the exchanges that are due; return whether shares have moved."""
         before = [live.shares for live in self._live.values()]
         for live in self._live.values():
             if live.next_s <= now_s + _ROUNDING_S:

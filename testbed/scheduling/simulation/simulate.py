@@ -1,4 +1,4 @@
-"""One trace under one policy in virtual time: checks of the input, and the choice of the kernel."""
+"""Simulation of one trace under one policy: checks of the input, and the choice of the kernel."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _ROUNDING = 1e-9
 def loop_of(policy: Policy) -> Callable[..., object] | None:
     """Return the kernel that simulates whole traces under a policy, None for a policy that decides on views.
 
-    It is the event loop, or for policies that are no more than a queue for whole nodes, a loop that keeps the queue and
-    the ends of jobs in order between events.
+    The kernel is the event loop. For policies that are only a queue for whole nodes, it is a loop that keeps the queue
+    and the ends of jobs in order between events.
     """
     if is_queue(policy):
         return run_to_end
@@ -43,7 +43,7 @@ def loop_of(policy: Policy) -> Callable[..., object] | None:
 
 
 def must_compile(loop: Callable[..., object] | None) -> bool:
-    """Whether the first simulation by a loop compiles it: numba is there, and machine code of it is not."""
+    """Whether the first simulation by a loop compiles it: numba is installed, and no code is cached."""
     return loop is not None and can_compile() and not is_cached(loop)
 
 
@@ -63,18 +63,18 @@ def simulate(
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes of `node_memory_gb` (1e9 bytes) under `policy`.
 
-    `overheads` is what resumes and migrations cost, by default the 300 s of [RR 5.2]; `debug` checks every decision
-    and every end; `record` keeps what every decision gave to each job. Policies with kernels run compiled where numba
-    is installed and as `compiling` says, at the same bits as without it. `sharing` is what policies need to know of
-    programs that let jobs compete by shares, or tasks divide what their job gets; under the former overheads do not
-    count yet. `speeds` are those of the nodes over time, if they change, for policies that `can_pace`. `needs` is what
-    jobs really need over their work; what is declared for them counts without it, unless a job or the policy says
-    otherwise.
+    `overheads` are the costs of resumes and migrations, by default the 300 s of [RR 5.2]. `debug` checks every decision
+    and every end. `record` keeps the changes by every decision. Policies with kernels run compiled if numba is
+    installed, according to `compiling`, with the same bits as without it. `sharing` is the model of programs for
+    policies under which jobs compete by shares, or tasks divide the CPU of their job; under the former, overheads do
+    not count yet. `speeds` are the speeds of nodes over time, if they change, for policies that `can_pace`. `needs` are
+    the real needs of jobs over their work. Without it declared needs count, unless a job has a real need, or the policy
+    estimates needs.
     Raises UserError when there are no jobs or nodes, jobs are not sorted, or one can never run; RunError when jobs
     wait for ever or a check fails.
     """
     check_trace(jobs, nodes)
-    shapes: set[tuple[float, ...]] = set()  # long traces have few, and asking takes 100 µs
+    shapes: set[tuple[float, ...]] = set()  # long traces have few shapes, and each test takes 100 µs
     for job in jobs:
         shape = (job.tasks, job.cpu_need_frac, job.mem_req_frac, job.urgent, job.least_yield_frac)
         if shape in shapes:
@@ -108,7 +108,7 @@ def simulate(
 
 
 def needs_of(jobs: Sequence[Job], policy: Policy, needs: NeedsModel | None) -> NeedsModel | None:
-    """Return the model of needs, None where needs are as declared and nobody watches them, or nodes are whole."""
+    """Return the model of needs; None if needs are as declared and not estimated, or for policies of whole nodes."""
     if is_queue(policy):
         return None
     if watches_needs(policy) or any(job.real_need_frac != job.cpu_need_frac for job in jobs):
@@ -117,7 +117,7 @@ def needs_of(jobs: Sequence[Job], policy: Policy, needs: NeedsModel | None) -> N
 
 
 def can_pace(policy: Policy) -> bool:
-    """Whether there is a model of nodes whose speed changes under this policy: none for shares that move."""
+    """Whether nodes with changing speeds can be simulated under this policy: not with shares that move."""
     return not isinstance(policy, SharingPolicy | DividingPolicy)
 
 
@@ -131,7 +131,7 @@ def _check_speeds(speeds: NodeSpeeds | None, nodes: int, policy: Policy) -> None
 
 
 def _check_memory(jobs: Sequence[Job], overheads: Overheads, node_memory_gb: float) -> None:
-    """Raise UserError for a task that is much larger than those of which the overheads were measured."""
+    """Raise UserError for a task that is much larger than those for which the overheads were measured."""
     largest = max(jobs, key=lambda job: job.mem_req_frac)
     memory_gb = largest.mem_req_frac * node_memory_gb
     if memory_gb > overheads.most_memory_gb * (1.0 + _ROUNDING):

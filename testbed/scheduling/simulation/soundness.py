@@ -27,16 +27,16 @@ MEANING = {
     BEGUN_TOO_EARLY: "makes progress on a node that still holds a task that left, or before its own images are saved",
 }
 
-_CPU_FRAC = 1.0 + 1e-8  # shares of a node are sums of products of yields, each with its own rounding
-_END_S = 1e-6  # a second of virtual time is the sum of many small ones
+_CPU_FRAC = 1.0 + 1e-8  # the CPU use of a node is a sum of products, each with a rounding error
+_END_S = 1e-6  # virtual time is the sum of many small steps, each with a rounding error
 
 
 @kernel
 def check_decision(active: Ints, jobs: Jobs, cluster: Cluster, node_sum: Floats) -> tuple[int, int]:
     """Return the first fault of a decision and the row of its job, or SOUND and NOT_PLACED.
 
-    The map of running jobs is complete, memory and CPU of no node are exceeded, and yields are in [0, 1]; that they
-    are equal in a job is in the form of the data. `node_sum` (N,) is overwritten.
+    The map of running jobs is complete, memory and CPU of no node are exceeded, and yields are in [0, 1]. The tasks of
+    a job have equal yields, as the data has one yield per job. `node_sum` (N,) is overwritten.
     """
     for row in active:
         runs = cluster.running[row]
@@ -63,7 +63,7 @@ def check_decision(active: Ints, jobs: Jobs, cluster: Cluster, node_sum: Floats)
 
 @lean_kernel
 def first_beyond(active: Ints, jobs: Jobs, cluster: Cluster, used_frac: Floats, limit_frac: float) -> int:
-    """Return the first row with a task on a node where more than the limit is used, NOT_PLACED without one."""
+    """Return the first row with a task on a node that is used above the limit, NOT_PLACED without one."""
     for row in active:
         if cluster.running[row]:
             for task in range(jobs.offset[row], jobs.offset[row + 1]):
@@ -80,9 +80,9 @@ def check_end(virtual_time_s: float, run_time_s: float) -> int:
 
 @lean_kernel
 def arrivals_are_sound(changed: int, jobs: Jobs, world: World, moves: PendingMoves) -> bool:
-    """Whether jobs progress at a node only once tasks that leave it have left; else the first one is in `FAULT_ROW`.
+    """Whether jobs progress at a node only after leaving tasks are saved; else the first faulty row is in `FAULT_ROW`.
 
-    A job is free to progress only when every node that it comes to has been left, and its own images are written.
+    A job can progress only when the tasks that left its new nodes are saved, and its own images are written.
     """
     for index in range(changed):
         row = world.changed_row[index]

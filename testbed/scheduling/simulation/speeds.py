@@ -1,7 +1,7 @@
-"""Nodes whose speed changes over time, in virtual time: jobs progress at their yields times the speed of their nodes.
+"""Simulation of nodes whose speed changes over time: jobs progress at their yields times the speed of their nodes.
 
-A job advances with its slowest node, as tasks of parallel jobs wait for each other. What a policy sees is what it would
-see of real nodes: virtual times that grow as work is done. Instants at which only a speed changes are no events.
+A job advances with its slowest node, as tasks of parallel jobs wait for each other. A policy gets the same information
+as from real nodes: virtual times that grow as work is done. A change of speed alone is not an event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from testbed.scheduling.workload.jobs import Job
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeSpeeds:
-    """The speed of each node over time, relative to that for which run times are given.
+    """The speed of each node over time, relative to the speed for which run times are given.
 
     From `at_s[k]` to the next instant (K,), in trace seconds and increasing, node n has the speed `relative[k, n]`
     (K, N), more than 0. The first and the last speed also hold before and after. Raises ValueError for other arrays.
@@ -47,7 +47,7 @@ class NodeSpeeds:
 
 
 class Pace:
-    """Seconds at full speed that the slowest of some nodes makes of the time."""
+    """Converts time to seconds at full speed, for the slowest of some nodes."""
 
     def __init__(self, speeds: NodeSpeeds, nodes: Sequence[int]) -> None:
         self._at_s = speeds.at_s
@@ -59,7 +59,7 @@ class Pace:
         return self._made(until_s) - self._made(from_s)
 
     def after(self, from_s: float, full_s: float) -> float:
-        """Return the instant until which so many seconds at full speed have been made since another."""
+        """Return the instant at which `full_s` seconds at full speed have passed since `from_s`."""
         made_s = self._made(from_s) + full_s
         place = max(int(np.searchsorted(self._made_s, made_s, side="right")) - 1, 0)
         return float(self._at_s[place] + (made_s - self._made_s[place]) / self._speed[place])
@@ -71,7 +71,7 @@ class Pace:
 
 
 class Paced(Views):
-    """A policy on such nodes, in the event loop."""
+    """A policy in the event loop, on nodes with changing speeds."""
 
     def __init__(
         self, policy: Policy, jobs: Sequence[Job], table: Jobs, cluster: Cluster, world: World,

@@ -1,6 +1,6 @@
-"""Any policy in the event loop: at each event it gets a view of the cluster, and its answer is written to the arrays.
+"""Adapter of any policy to the event loop: it passes a view at each event, and writes the decision to the arrays.
 
-Plug-in policies are simulated so. The policies of the catalogue can be, too, with the results of their kernels.
+Plug-in policies are simulated in this way. Policies of the catalogue can be, too, with the same results as by kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from testbed.scheduling.workload.jobs import Job
 
 
 class Views:
-    """A policy in the place of kernels; `table`, `cluster` and `world` are those of the loop, `jobs` its trace."""
+    """A policy in place of kernels; `table`, `cluster` and `world` are those of the loop, `jobs` its trace."""
 
     def __init__(
         self, policy: Policy, jobs: Sequence[Job], table: Jobs, cluster: Cluster, world: World,
@@ -50,7 +50,7 @@ class Views:
             self._estimate_s = np.array([job.batch_estimate_s for job in jobs], dtype=np.float64)
         self._move_cost_s = move_costs_s(jobs, overheads) if knows_costs(policy) else None
         self._urgent = np.array([job.urgent for job in jobs], dtype=np.bool_)
-        self._known: Ints = np.zeros(0, dtype=np.int64)  # rows of the last view that was answered
+        self._known: Ints = np.zeros(0, dtype=np.int64)  # rows of the view of the last decision
         self._asked_s = jobs[0].submit_time_s if jobs else 0.0
         self._spent_ns = 0
 
@@ -59,12 +59,12 @@ class Views:
         return bound(run_events, decide=self.decide, next_wake_s=self.next_wake_s, clock_ns=self.clock_ns)
 
     def clock_ns(self, scratch: Ints) -> int:
-        """Return a time that passes only while the policy decides: views take their own."""
+        """Return a time that passes only while the policy decides: the time to make views does not count."""
         del scratch
         return self._spent_ns
 
     def next_wake_s(self, rules: object, submit_time_s: Floats, running: Mask, time_s: float, active: Ints) -> float:
-        """Return when the policy wants to be asked again."""
+        """Return the next instant at which the policy asks for a decision, or infinity."""
         del rules, submit_time_s, running
         if active.size == 0 or not isinstance(self._policy, WakingPolicy):
             return np.inf
@@ -82,7 +82,7 @@ class Views:
         freed: bool,
         periodic: bool,
     ) -> None:
-        """Ask the policy, and write what it answers to `cluster`; raise RunError for an answer in a wrong form."""
+        """Let the policy decide, and write the decision to `cluster`; raises RunError for one of the wrong form."""
         del rules, freed
         view = self._view(jobs, cluster, time_s, active)
         event = event_at(
@@ -100,7 +100,7 @@ class Views:
         cluster.running[active] = decision.task_node[np.cumsum(view.tasks) - 1] != NOT_PLACED
 
     def _elements(self, jobs: Jobs, active: Ints) -> Ints:
-        """Return which elements of `Cluster.task_node` are the tasks of the active jobs."""
+        """Return the indices in `Cluster.task_node` of the tasks of active jobs."""
         tasks = self._tasks[active]
         before = np.cumsum(tasks) - tasks
         elements: Ints = np.repeat(jobs.offset[active] - before, tasks) + np.arange(tasks.sum())

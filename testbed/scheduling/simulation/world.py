@@ -1,4 +1,4 @@
-"""The state of a simulation beside the cluster of the policy: where every job stands, and what was done to it."""
+"""The state of a simulation beside the cluster of the policy: times, nodes and history of every job, and the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class World(NamedTuple):
     run_time_s: Floats  # (J,)
     start_s: Floats  # (J,) NaN before the first start
     end_s: Floats  # (J,) NaN before the end
-    expected_end_s: Floats  # (J,) if nothing happens before; of active rows
+    expected_end_s: Floats  # (J,) of active rows, if no other event comes before
     free_at_s: Floats  # (J,) end of the last penalty
     penalty_s: Floats  # (J,) so far
     preemptions: Ints  # (J,)
@@ -44,9 +44,9 @@ class World(NamedTuple):
     stood_on: Ints  # (sum of tasks,) the last nodes of each job, whether it runs or not, NOT_PLACED before its start
     stands_on: Ints  # (sum of tasks,) its new nodes, where the present decision changes them: tasks stay where they can
     changed_row: Ints  # (J,) the jobs that the present decision starts, pauses, resumes or moves come first
-    change: Ints  # (J,) what it does to each of them
-    changed_tasks: Ints  # (J,) and to how many tasks
-    node_tasks: Ints  # (N,) zeros
+    change: Ints  # (J,) the kind of change of each of them
+    changed_tasks: Ints  # (J,) how many tasks each change concerns
+    node_tasks: Ints  # (N,) scratch, zeros before and after each use
     node_sum: Floats  # (N,)
     clock: Ints  # (2,)
 
@@ -54,27 +54,27 @@ class World(NamedTuple):
 class PendingMoves(NamedTuple):
     """The state for overhead models beyond a table of penalties."""
 
-    speed: Floats  # (J,) progress at the present yields, seconds of virtual time per second, where it is not the yield
+    speed: Floats  # (J,) progress at the present yields, seconds of virtual time per second, if not the yield
     leaving: Ints  # (N,) how many tasks leave by the present decision
-    coming: Ints  # (N,) how many come, of those that cost anything
+    coming: Ints  # (N,) how many tasks come at a cost
     held_until_s: Floats  # (N,) when the last image of a task that left is written
-    saved_at_s: Floats  # (J,) when the images of the job are
+    saved_at_s: Floats  # (J,) when the images of the job are written
 
 
 class Log(NamedTuple):
     """The log of changes to jobs, in order of time: the first `World.counts[LOGGED]` elements hold one entry each.
 
-    Without `records` it has preemptions and migrations only, and the other columns are empty. With it, every decision
-    has a first entry of the kind DECISION, and then one of each job that it starts, pauses, resumes or moves, or whose
-    yield it changes, by row. `nodes` has the nodes, task by task, of every job that a START, RESUME or MIGRATION
-    places, one after the other: `World.counts[NODES_LOGGED]` in all.
+    Without `records` it has preemptions and migrations only, and the other columns are empty. With `records`, every
+    decision has a first entry of the kind DECISION, and then one of each job that it starts, pauses, resumes or moves,
+    or whose yield it changes, by row. `nodes` has the nodes, task by task, of every job that a START, RESUME or
+    MIGRATION places, one after the other: `World.counts[NODES_LOGGED]` in all.
     """
 
     records: bool
     time_s: Floats
     row: Ints
     kind: Ints  # of `testbed.scheduling.simulation.run`
-    tasks: Ints  # that are paused or move
+    tasks: Ints  # how many tasks are paused or move
     yield_frac: Floats
     free_at_s: Floats  # the end of the job's last penalty
     nodes: Ints
@@ -158,7 +158,7 @@ def new_log(jobs: Jobs, *, records: bool) -> Log:
 
 
 def with_room(log: Log, world: World, jobs: Jobs) -> Log:
-    """Return the log, longer where the next decision might not find room in it."""
+    """Return the log, extended if the next decision might not fit."""
     rows, tasks = jobs.submit_time_s.size, int(jobs.offset[-1])
     longer: dict[str, Any] = {}
     if world.counts[LOGGED] + rows + 1 > log.row.size:
@@ -170,7 +170,7 @@ def with_room(log: Log, world: World, jobs: Jobs) -> Log:
 
 
 def _longer(column: NDArray[Any], more: int) -> NDArray[Any]:
-    """Return the column with at least twice its room."""
+    """Return a copy of the column with more than twice its length."""
     out = np.empty(2 * column.size + more, dtype=column.dtype)
     out[: column.size] = column
     return out

@@ -1,4 +1,4 @@
-"""The algorithms for the static problem by name, and what each comes to."""
+"""The algorithms for the static problem by name, and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_TIME_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The seconds that a linear program may take, the seed of random choices, and how often GB and SGB try a task."""
+    """Time limit of linear programs, seed of random choices, and most attempts of GB and SGB to place a task."""
 
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
     seed: int = 0
@@ -27,9 +27,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What an algorithm came to: no placement is a minimum yield of 0.
+    """The result of an algorithm; without a placement the minimum yield is 0.
 
-    `bound` is on any placement, the relaxation's or what the algorithm knows better; `note` says what is special.
+    `bound` is an upper bound for any placement: that of the relaxation, or a tighter one of the algorithm. `note`
+    describes special cases.
     """
 
     algorithm: str
@@ -41,7 +42,7 @@ class Result:
 
     @property
     def gap_frac(self) -> float:
-        """The part of the bound that is missing; 0 where the bound is 0."""
+        """The gap to the bound, relative to the bound; 0 if the bound is 0."""
         return 0.0 if self.bound <= 0.0 else max(1.0 - self.minimum_yield / self.bound, 0.0)
 
 

@@ -1,7 +1,7 @@
-"""Greedy placement: each task goes to the node with the least CPU load that has room for its memory [PHD V.A].
+"""Greedy placement: each task goes to the node with the least CPU load and enough free memory [PHD V.A].
 
-GR takes tasks as they come, SG those with the highest CPU need first. GB and SGB also go back when a task finds no
-room: the task before takes its next best node, up to a number of attempts in all.
+GR takes tasks in the given order, SG those with the highest CPU need first. GB and SGB also backtrack when a task does
+not fit: the previous task takes its next best node, up to a total number of attempts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ATTEMPTS = 500_000  # of placing a task, with backtracking
 
 
 def greedy(problem: StaticProblem, *, by_need: bool, attempts: int = 0) -> Ints | None:
-    """Return the node of each task (T,), None where one found no room; `attempts` of 0 never go back."""
+    """Return the node of each task (T,), None if one does not fit; with `attempts` 0 without backtracking."""
     order = _order(problem, by_need=by_need)
     return _once(problem, order) if attempts == 0 else _backtracking(problem, order, attempts)
 
@@ -41,7 +41,7 @@ def _once(problem: StaticProblem, order: Ints) -> Ints | None:
 
 
 def _backtracking(problem: StaticProblem, order: Ints, attempts: int) -> Ints | None:
-    """Search depth first; nodes that hold the same are tried once."""
+    """Search depth-first; only one of several nodes with equal use is tried."""
     load, memory = np.zeros(problem.nodes), np.zeros(problem.nodes)
     node = np.full(problem.tasks, -1, dtype=np.int64)
     choices: list[list[int]] = [_choices(problem, int(order[0]), load, memory)]
@@ -67,7 +67,7 @@ def _backtracking(problem: StaticProblem, order: Ints, attempts: int) -> Ints | 
 
 
 def _choices(problem: StaticProblem, task: int, load: Floats, memory: Floats) -> list[int]:
-    """Return the nodes that a task fits on, the best last; of nodes that hold the same only one."""
+    """Return the nodes that a task fits on, the best last; of nodes with equal use only one."""
     fitting: NDArray[np.int64] = np.flatnonzero(memory + problem.mem_req_frac[task] <= CAPACITY_FRAC)
     kinds = np.unique(np.stack([load[fitting], memory[fitting]]), axis=1, return_index=True)[1]
     own = fitting[kinds]

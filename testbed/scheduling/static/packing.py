@@ -16,7 +16,7 @@ _RULES = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=Fals
 
 
 def packed(problem: StaticProblem) -> Ints | None:
-    """Return the node of each task (T,) at the highest yield that was found; None where no yield places all."""
+    """Return the node of each task (T,) at the highest yield found; None if no yield places all tasks."""
     jobs, cluster = _arrays(problem)
     search = compiled(mcb8) if can_compile() else mcb8
     search(np.arange(problem.tasks), jobs, cluster, _RULES, 0.0, False)

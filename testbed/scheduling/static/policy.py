@@ -1,9 +1,9 @@
-"""Static placement as a policy: `static/MCB8` and the like, for services that go on and on.
+"""Static placement as a policy: `static/MCB8` and others, for services that never end.
 
-When a job arrives, and when nodes change, all jobs are placed anew by the algorithm; when one ends, only if another
-waits. Nodes of a new map are renamed so that as much as possible stays where it is. While there is no room for all, the
-youngest jobs wait. Yields are max-min fair, from the equal one of [PHD] upwards. The integer program is not among the
-algorithms: what it finds in a time depends on the machine, and a recorded decision could not be made again.
+When a job arrives, and when nodes change, the algorithm places all jobs again; when a job ends, only if another one
+waits. Nodes of a new map are renamed so that many tasks keep their nodes. If not all jobs fit, the youngest jobs wait.
+Yields are max-min fair, and not below the equal yield of [PHD]. The integer program is not among the algorithms: its
+result within a time limit depends on the machine, so that a recorded decision could not be reproduced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from testbed.scheduling.static.algorithms import ALGORITHMS, Settings, place
 from testbed.scheduling.static.problem import StaticProblem
 
 FAMILY = "static"
-_SETTINGS = Settings(attempts=5_000)  # some 50 ms: a controller must not wait for long
+_SETTINGS = Settings(attempts=5_000)  # about 50 ms, as the controller waits for the decision
 NAMES = tuple(name for name in ALGORITHMS if name != "MILP")
 _RULES = PricedRules(Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False), 0, 1.0)
 
@@ -42,12 +42,12 @@ class StaticPolicy:
 
     @property
     def needs_estimates(self) -> bool:
-        """Services do not end."""
+        """False, as services do not end."""
         return False
 
     @property
     def period_s(self) -> float | None:
-        """The policy acts on events only."""
+        """None, as the policy acts on events only."""
         return None
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
@@ -55,7 +55,7 @@ class StaticPolicy:
         return tasks <= nodes * tasks_per_node(mem_req_frac)
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
-        """Answer an event."""
+        """Return the decision on an event."""
         jobs, cluster = arrays_of(view)
         active = np.arange(view.tasks.size)
         ran, stood_on = cluster.running.copy(), cluster.task_node.copy()
@@ -68,7 +68,7 @@ class StaticPolicy:
         return as_decision(view, jobs, cluster)
 
     def _place(self, active: Ints, jobs: Jobs, cluster: Cluster) -> None:
-        """Place the oldest jobs, as many as have room; the others do not run."""
+        """Place as many of the oldest jobs as fit; the others do not run."""
         nodes = np.flatnonzero(cluster.node_available)
         cluster.running[:] = False
         cluster.task_node[:] = NOT_PLACED

@@ -1,7 +1,7 @@
 """The static problem, its solutions, and the bound that no solution can beat [PHD V].
 
-Tasks go on, with the same needs, for ever. A placement gives each a node; no node has more memory than its own. The
-tasks of a node share its CPU: each gets the same yield, which is 1 if all have what they need. The objective is the
+Tasks run for ever with constant needs. A placement gives each task a node, and exceeds the memory of no node. Tasks of
+a node share its CPU at the same yield, which is 1 if the CPU suffices for all needs. The objective is to maximise the
 least yield of any task.
 """
 
@@ -38,10 +38,10 @@ class StaticProblem:
 
     @cached_property
     def bound(self) -> float:
-        """The optimum of the linear relaxation: each task is spread evenly over all nodes; 0 if nothing fits.
+        """The optimum of the linear relaxation: each task is spread evenly over all nodes; 0 if the tasks do not fit.
 
         Averaging any solution of the relaxation over all orders of the nodes gives a solution as good, in which each
-        node has the same part of each task. So the relaxation knows the sums alone.
+        node has the same part of each task. So the optimum depends on the sums alone.
         """
         if (
             float(self.mem_req_frac.sum()) > self.nodes * CAPACITY_FRAC
@@ -80,7 +80,7 @@ def problem_of(jobs: Sequence[Job], nodes: int) -> StaticProblem:
 
 
 def minimum_yield(problem: StaticProblem, node: Ints) -> float:
-    """Return the least yield of a placement; raise ValueError for one that is none."""
+    """Return the least yield of a placement; raises ValueError for an invalid placement."""
     if node.shape != problem.cpu_need_frac.shape or np.any((node < 0) | (node >= problem.nodes)):
         raise ValueError("a placement gives each task one of the nodes")
     memory = np.bincount(node, problem.mem_req_frac, problem.nodes)

@@ -2,12 +2,12 @@
 
     maximise Y
     sum_j e_ij = 1            each task i is on one node j: e_ij is 0 or 1, in the relaxation between
-    y_ij <= e_ij              it gets a yield only there
+    y_ij <= e_ij              a task has a yield only on its node
     sum_j y_ij >= Y
     sum_i c_i y_ij <= 1       CPU needs, times yields, of a node
     sum_i m_i e_ij <= 1       memory
 
-Nodes are identical, so task i may be kept to the first i nodes: any solution can be renumbered to be so.
+Nodes are identical, so task i may be restricted to the first i nodes: any solution can be renumbered in this way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_VARIABLES = 2_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solved:
-    """A solution of the program: e (T, N), the objective, and the best bound that is known; e is None without one."""
+    """A solution of the program: e (T, N), the objective, and the best known bound; e is None without a solution."""
 
     placed: Floats | None
     objective: float
@@ -88,7 +88,7 @@ def _constraints(problem: StaticProblem) -> tuple[Any, Floats, Floats]:
 
 
 def exact(problem: StaticProblem, time_limit_s: float) -> tuple[Ints | None, float, bool]:
-    """Return the best placement that was found, the bound on any, and whether it is shown to be optimal."""
+    """Return the best placement found, the bound for any placement, and whether the placement is proven optimal."""
     solved = solve(problem, integer=True, time_limit_s=time_limit_s)
     node = None if solved.placed is None else solved.placed.argmax(axis=1).astype(np.int64)
     return node, solved.bound, solved.optimal

@@ -1,7 +1,7 @@
-"""Randomised rounding of the relaxation [PHD V.A]: a task goes to a node with the probability that it gives.
+"""Randomised rounding of the relaxation [PHD V.A]: a task goes to a node with the probability in its solution.
 
-RRND takes nodes with a probability of 0 for no task; RRNZ gives them a small one, so that a task whose nodes are full
-finds another. Nodes without room for the memory of a task are left out, and the others scaled to 1.
+RRND never uses a node with a probability of 0. RRNZ gives such a node a small probability, so that a task whose nodes
+are full finds another one. Nodes without enough free memory are left out, and the other probabilities scaled to sum 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LEAST_PROBABILITY = 0.01  # of RRNZ
 
 
 def rounded(problem: StaticProblem, relaxed: Floats, seed: int, *, non_zero: bool) -> Ints | None:
-    """Return the node of each task (T,) by probabilities `relaxed` (T, N); None where one found no room."""
+    """Return the node of each task (T,) by probabilities `relaxed` (T, N); None if a task does not fit."""
     draw = np.random.default_rng(seed)
     chances = np.maximum(relaxed, LEAST_PROBABILITY) if non_zero else relaxed
     memory = np.zeros(problem.nodes)

@@ -1,1 +1,1 @@
-"""Jobs and where they come from: job tables, SWF logs, synthetic models, segments, load scaling."""
+"""Jobs and their sources: job tables, SWF logs, synthetic models, segments, load scaling."""

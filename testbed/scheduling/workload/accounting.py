@@ -1,14 +1,14 @@
-"""Jobs of a real site, as its accounting recorded them, and how they become the jobs of a trace.
+"""Conversion of the accounting records of a real site to the jobs of a trace.
 
 Common to all accounting formats:
 
-* A job that never ran gives no job, nor does one that had not ended.
-* A job that comes several times, as it was started again or as exports overlap, is submitted at the earliest time. It
-  runs as long as its last run did.
+* Jobs that never ran, or had not ended, are left out.
+* A job with several records, as it was restarted or as exports overlap, has the earliest of their submission times. Its
+  run time is that of its last run.
 * Run time 0, which in accounting is "less than a second", becomes 1 s.
-* The memory of a job is the larger of what was requested and what was used.
+* The memory of a job is the larger of the requested and the used memory.
 
-Whatever is left out or adjusted is counted, in one warning per kind.
+One warning per kind counts the records that were left out or adjusted.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _log = logging.getLogger(__name__)
 _GB = 1e9  # as in `testbed simulate --node-memory-gb`
 _MIN_RUN_TIME_S = 1.0  # the resolution of most accounting
 _MOST_CORES = MOST_NODES * MOST_NODE_CORES
-_MOST_JOB_BYTES = 2.0**60  # Slurm writes that no memory was requested as more than this
+_MOST_JOB_BYTES = 2.0**60  # Slurm reports a missing memory request as a larger value
 _MOST_ID = 2**63 - 1
 _MOST_CLASS_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class SiteNode:
-    """Node of the site, by which cores and memory become fractions of a node.
+    """A node of the site, to convert cores and memory to fractions of a node.
 
-    `cores` are counted as the accounting counts them. `memory_gb` is in 1e9 bytes; without it the memory of a node is
-    divided evenly among its cores. `task` says what a task is: one core, or all that a job has on one node.
+    `cores` are counted in the unit of the accounting. `memory_gb` is in 1e9 bytes; without it the memory of a node is
+    divided evenly among its cores. `task` defines a task: one core, or all cores of a job on one node.
     """
 
     cores: int
@@ -82,16 +82,16 @@ class SiteJob:
 
 @dataclass(slots=True)
 class SiteRecords:
-    """What was read from accounting: jobs by their keys, the number of records, and what was left out or adjusted."""
+    """The contents of accounting: jobs by key, the number of records, and counts of those left out or adjusted."""
 
     jobs: dict[Hashable, SiteJob] = field(default_factory=dict)
     count: int = 0
     notes: Notes = field(default_factory=Notes)
 
     def add(self, key: Hashable, job: SiteJob | str) -> None:
-        """Add a job, or a note of why a record gave none.
+        """Add a job, or count the reason why a record gives none.
 
-        Of two runs with one key the later stands, submitted when the earlier was.
+        Of two runs with one key the later one is kept, with the earlier submission time.
         """
         if isinstance(job, str):
             self.notes[job] += 1
@@ -105,7 +105,7 @@ class SiteRecords:
 
 
 def check_cores(cell: Cell, cores: int) -> int:
-    """Return a number of cores that is not absurd, or raise InputError."""
+    """Return a number of cores if it is within the limits, else raise InputError."""
     if cores > _MOST_CORES:
         raise cell.error(f"at most {_MOST_CORES} cores")
     return cores
@@ -122,7 +122,7 @@ def trace_jobs(records: SiteRecords, node: SiteNode, name: str, source: str) -> 
     """Return the jobs of a trace in the order of submission, the first at 0 s; `name` stands for the file.
 
     Logs one warning per kind of record that was left out or adjusted. Raises InputError for a job that is submitted or
-    runs beyond all bounds, and when no job is left.
+    runs beyond the limits, and when no job is left.
     """
     site_jobs = sorted(records.jobs.values(), key=lambda job: job.submit_s)
     notes = records.notes
@@ -153,7 +153,7 @@ def trace_jobs(records: SiteRecords, node: SiteNode, name: str, source: str) -> 
 
 
 def _ids(jobs: list[SiteJob], notes: Notes) -> list[int]:
-    """Return the site's numbers, with the digits of the task behind them in a trace with arrays; or 1, 2, ….
+    """Return the site's job numbers, followed by the digits of the task in a trace with arrays; else 1, 2, ….
 
     In a trace whose largest task is 250, task 4 of array 123 is job 123004, and job 124 is job 124000.
     """
@@ -199,7 +199,7 @@ def _run_time_s(job: SiteJob, notes: Notes) -> float:
 
 
 def _estimate_s(job: SiteJob, notes: Notes) -> float | None:
-    if job.limit_s is not None and 0 < job.limit_s <= MOST_TRACE_S:  # 31 years are no limit
+    if job.limit_s is not None and 0 < job.limit_s <= MOST_TRACE_S:  # a longer limit, above 31 years, limits nothing
         return job.limit_s
     notes["have no time limit and are estimated at their run time"] += 1
     return None

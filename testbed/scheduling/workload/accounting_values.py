@@ -1,6 +1,6 @@
 """Values in the accounting text of batch systems: points in time, durations, sizes and counts.
 
-Every pattern bounds the number of digits, so that no text, however long, makes a number that is slow to compute with.
+Every pattern limits the number of digits, so that no long text becomes a number that is slow to compute with.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from testbed.errors import InputError, UserError, nearest, shown
 
-# How sacct and qacct write that a value does not exist, in lower case.
+# Texts of sacct and qacct for a missing value, in lower case.
 _NOT_KNOWN = frozenset(
     ["", "-/-", "?", "unknown", "none", "n/a", "invalid", "undefined", "unlimited", "infinite", "partition_limit"]
 )
 _DIGITS = "[0-9]{1,18}"
 _CLOCK = "(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
 _FRACTION = r"(?:\.(?P<fraction>[0-9]{1,6}))?"
-_FIRST_YEAR, _LAST_YEAR = 1971, 2999  # Grid Engine writes a time that does not exist as the beginning of 1970
+_FIRST_YEAR, _LAST_YEAR = 1971, 2999  # Grid Engine writes a missing time as the beginning of 1970
 _MOMENTS = (
     re.compile(  # Slurm, Open Cluster Scheduler
         f"(?P<year>[0-9]{{4}})-(?P<month>[0-9]{{2}})-(?P<day>[0-9]{{2}})[T ]{_CLOCK}{_FRACTION}"
@@ -43,13 +43,13 @@ _SECONDS = re.compile(rf"({_DIGITS}(?:\.[0-9]{{1,9}})?)s?")
 _COUNT = re.compile(rf"({_DIGITS}(?:\.[0-9]{{1,3}})?)([KM]?)")
 _SIZE = re.compile(rf"({_DIGITS}(?:\.[0-9]{{1,9}})?)([KkMmGgTtPp]?)B?")
 _BYTES = {"": 1} | {letter: 1024**power for power, letter in enumerate("KMGTP", start=1)}
-_BYTES |= {letter: 1000**power for power, letter in enumerate("kmgtp", start=1)}  # so Grid Engine reads small letters
+_BYTES |= {letter: 1000**power for power, letter in enumerate("kmgtp", start=1)}  # small letters as in Grid Engine
 
-Notes = Counter[str]  # how many records were left out or adjusted, by the end of a sentence about them
+Notes = Counter[str]  # how many records were left out or adjusted, by the text that ends the warning
 
 
 class Cell(NamedTuple):
-    """A value as it is written; `where` is the file with its line, `field` the name of the column or key."""
+    """The text of a value; `where` is the file with its line, `field` the name of the column or key."""
 
     where: str
     field: str
@@ -57,25 +57,25 @@ class Cell(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether the text is a value, and not one of the words for a value that does not exist."""
+        """Whether the text is a value, and not one of the words for a missing value."""
         return self.text.casefold() not in _NOT_KNOWN
 
     def error(self, expected: str) -> InputError:
-        """Return the error that says what the value should be."""
+        """Return the error with the expected value."""
         return InputError(self.where, self.field, self.text, expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How local times become seconds: by the rules of `zone`, or without them as if every day had 24 hours."""
+    """Conversion of local times to seconds: by the rules of `zone`, or without a zone as if all days had 24 hours."""
 
     zone: ZoneInfo | None = None
 
     def unix_time_s(self, cell: Cell, notes: Notes | None = None) -> float | None:
-        """Return a point in time in seconds, None for one that does not exist.
+        """Return a point in time in seconds, None for a missing one.
 
-        A local time that the clocks of the zone showed twice is the first of both, which is counted in `notes`. Raises
-        InputError for a text of another form, and for a time that the clocks of the zone never showed.
+        Of a local time that occurred twice in the zone the first one is returned, and counted in `notes`. Raises
+        InputError for a text of another form, and for a time that did not occur in the zone.
         """
         if not cell.known:
             return None
@@ -111,7 +111,7 @@ def find_clock(timezone: str | None) -> Clock:
 
 
 def read_duration_s(cell: Cell) -> float | None:
-    """Return the seconds of `[[days-]hours:]minutes:seconds`, None where the value does not exist."""
+    """Return the seconds of `[[days-]hours:]minutes:seconds`, None if the value is missing."""
     if not cell.known:
         return None
     if not (match := _DURATION.fullmatch(cell.text)):
@@ -121,7 +121,7 @@ def read_duration_s(cell: Cell) -> float | None:
 
 
 def read_seconds(cell: Cell) -> float | None:
-    """Return a number of seconds, with or without an `s` behind it; None where the value does not exist."""
+    """Return a number of seconds, with or without the unit `s`; None if the value is missing."""
     if not cell.known:
         return None
     if not (match := _SECONDS.fullmatch(cell.text)):
@@ -130,7 +130,7 @@ def read_seconds(cell: Cell) -> float | None:
 
 
 def read_count(cell: Cell) -> int | None:
-    """Return a whole number; Slurm writes 2048 nodes as 2K. None where the value does not exist."""
+    """Return a whole number; Slurm writes 2048 nodes as 2K. None if the value is missing."""
     if not cell.known:
         return None
     match = _COUNT.fullmatch(cell.text)
@@ -140,7 +140,7 @@ def read_count(cell: Cell) -> int | None:
 
 
 def read_size(cell: Cell, default_unit: str = "") -> float | None:
-    """Return the bytes of a size such as `4000M`, None where it does not exist or is 0.
+    """Return the bytes of a size such as `4000M`, None if it is missing or 0.
 
     Capital letters are powers of 1024, small ones of 1000. `default_unit` is the letter of a size without one.
     """

@@ -12,7 +12,7 @@ MAX_SEED = 2**32 - 1
 class Drand48:
     """x <- (0x5DEECE66D x + 0xB) mod 2^48 from x = seed * 2^16 + 0x330E; numbers are x / 2^48, in [0, 1).
 
-    `seed` has 32 bits, 0 to 2^32 - 1, of which `srand48` takes no more.
+    `seed` is from 0 to 2^32 - 1, as `srand48` uses 32 bits.
     """
 
     __slots__ = ("_state",)

@@ -1,4 +1,4 @@
-"""Whole text files, plain or gzipped: read with errors that name the file, written at once or not at all."""
+"""Text files, plain or gzipped: reads with errors that name the file, and atomic writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.host.whole_files import write_whole
 def read_text(path: Path, *, encoding: str = "utf-8-sig", errors: str = "strict") -> str:
     """Return the text of `path`, unpacked when its name ends in `.gz`; line ends stay as they are.
 
-    Raises UserError when the file cannot be read, InputError when it is no whole gzip file or no text.
+    Raises UserError when the file cannot be read, InputError when it is not a complete gzip file, or not text.
     """
     try:
         data = path.read_bytes()
@@ -37,7 +37,7 @@ def read_text(path: Path, *, encoding: str = "utf-8-sig", errors: str = "strict"
 
 
 def text_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text without their ends: LF or CR LF, not all that `str.splitlines` takes.
+    """Yield the lines of a text without their ends: LF or CR LF, not the others of `str.splitlines`.
 
     The lines are yielded one by one, as a list of them would take as much memory as the text.
     """
@@ -51,13 +51,13 @@ def text_lines(text: str) -> Iterator[str]:
 def write_text(path: Path, text: str, *, errors: str = "strict") -> None:
     """Write `text` as UTF-8, gzipped when the name ends in `.gz`; a reader sees the old file or the new one.
 
-    The same text gives the same bytes, so gzipped files carry no time stamp. What is no regular file (a pipe,
-    `/dev/stdout`) is written straight. Raises UserError when the file cannot be written.
+    The same text gives the same bytes, so gzipped files have no time stamp. A target that is not a regular file (a
+    pipe, `/dev/stdout`) is written directly. Raises UserError when the file cannot be written.
     """
     data = text.encode("utf-8", errors)
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    target = path.resolve()  # a symbolic link stays one: the file that it names is replaced
+    target = path.resolve()  # a symbolic link is kept, and its target replaced
     try:
         if target.exists() and not target.is_file():
             path.write_bytes(data)

@@ -11,19 +11,19 @@ from testbed.scheduling.workload.jobs import Job
 
 
 def offered_load(jobs: Sequence[Job], nodes: int) -> float:
-    """Return the node time that the jobs ask for, as a fraction of what `nodes` offer while jobs are submitted.
+    """Return the node time that the jobs request, as a fraction of that which `nodes` offer while jobs are submitted.
 
-    sum(tasks * run time) / (nodes * (last - first submission)), every task with a node of its own: the load of
-    Lublin and Feitelson's model, which [RR 5.3.2] scales. `jobs` are sorted by submission.
+    sum(tasks * run time) / (nodes * (last - first submission)), with one node per task: the load of Lublin and
+    Feitelson's model, which [RR 5.3.2] scales. `jobs` are sorted by submission.
     Raises UserError when all jobs are submitted at one instant, or `nodes` is below 1.
     """
     return math.fsum(job.tasks * job.run_time_s for job in jobs) / _offered_node_s(jobs, nodes)
 
 
 def cpu_load(jobs: Sequence[Job], nodes: int) -> float:
-    """Return the load that counts only the CPU that tasks need: as `offered_load`, each task by its CPU need.
+    """Return the load of the CPU that tasks need: as `offered_load`, with each task weighted by its CPU need.
 
-    Where tasks share nodes this is what a cluster has to work off; it is never above the offered load.
+    If tasks share nodes, this is the load that a cluster must process; it is never above the offered load.
     Errors as `offered_load`.
     """
     work = math.fsum(job.tasks * job.cpu_need_frac * job.run_time_s for job in jobs)
@@ -33,8 +33,8 @@ def cpu_load(jobs: Sequence[Job], nodes: int) -> float:
 def scale_load(jobs: Sequence[Job], nodes: int, load: float) -> list[Job]:
     """Return the same jobs with their inter-arrival times stretched so that the offered load is `load`.
 
-    The first submission stays where it is [RR 5.3.2]. Raises UserError when `load` is no finite number above 0, when
-    `nodes` is below 1, or when all jobs are submitted at one instant.
+    The first submission time does not change [RR 5.3.2]. Raises UserError when `load` is not a finite number above 0,
+    when `nodes` is below 1, or when all jobs are submitted at one instant.
     """
     if not 0 < load < math.inf:
         raise UserError(f"offered load {load}: expected a finite number above 0")

@@ -1,7 +1,8 @@
-"""The workload model of Lublin and Feitelson (JPDC 63(11), 2003), bit for bit as its authors' program runs it.
+"""The workload model of Lublin and Feitelson (JPDC 63(11), 2003), bit for bit as in its authors' program.
 
 Rigid jobs come in two types, batch and interactive, that arrive independently in a daily cycle. The size of a job is a
-two-stage uniform variate on a logarithmic scale, its run time a mixture of two gamma variates that leans with the size.
+two-stage uniform variate on a logarithmic scale. The run time is a mixture of two gamma variates, whose weights depend
+on the size.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MODEL_LOG2_NODES = 7  # the published constants of the sizes are for 128 nodes
 
 @dataclass(frozen=True, slots=True)
 class ModelJob:
-    """A job as the model makes it: rigid, with neither CPU need nor memory. `job_class` is None in typeless traces."""
+    """A job of the model: rigid, without CPU need and memory requirement. `job_class` is None in typeless traces."""
 
     submit_time_s: int
     nodes: int
@@ -96,7 +97,7 @@ class _Arrival:
     arar: float
 
     def weights(self) -> list[float]:
-        """Return how many of the jobs arrive in each half hour of the day, as multiples of the mean."""
+        """Return the arrival rate in each half hour of the day, as a multiple of the mean."""
         weights = [0.0] * _BUCKETS
         for i in range(_DAY_STARTS_AT_BUCKET, _DAY_STARTS_AT_BUCKET + _BUCKETS):
             share = gamma_cdf(i + 0.5, self.anum, self.bnum) - gamma_cdf(i - 0.5, self.anum, self.bnum)
@@ -130,7 +131,7 @@ _TYPELESS = _Type(
 
 
 class _ArrivalProcess:
-    """When the next job of one type arrives. An arrival costs points, of which each half hour of the day sells some."""
+    """Arrival times of one type of jobs: an arrival costs points, and each half hour of the day has some points."""
 
     __slots__ = ("_bucket", "_bucket_share", "_points", "_scale", "_shape", "_weights", "next_s")
 
@@ -166,9 +167,10 @@ def generate(nodes: int, jobs: int, seed: int, mode: str = "mixed") -> list[Mode
     `mixed` has batch and interactive jobs, `typeless` the model's third set of constants. `seed` is that of the C
     library's `srand48`, 0 to 2^32 - 1: on 128 nodes the same seed gives the trace of the authors' program.
 
-    The published constants of the sizes hold for 128 nodes. On another machine the upper two of them move with log2 of
-    its nodes, so UMed stays as far below UHi as it is; no bound falls below the one under it, nor ULow beyond
-    the machine. A size that rounds beyond the machine is the whole machine. Run times and arrivals stay.
+    The published constants of the sizes hold for 128 nodes. On another machine the upper two of them, UMed and UHi, are
+    shifted by the change of log2 of the nodes, so their distance does not change. No bound falls below the next lower
+    one, and ULow does not exceed the machine. A size that rounds above the machine is the whole machine. Run times and
+    arrivals do not change.
     Raises UserError when a number is out of its range.
     """
     if nodes < 1 or jobs < 1:

@@ -1,12 +1,12 @@
 """A model of the load of MARC, the cluster of the University of Marburg, from January to August 2006 [XGE II].
 
-The paper gives numbers of jobs and mean run times by queue, the limits of the queues, and how many cores parallel jobs
-have asked for. What it does not give are the parameters of `MarcModel`:
+The paper gives numbers of jobs and mean run times by queue, the limits of the queues, and the numbers of cores that
+parallel jobs requested. The model adds these assumptions, whose parameters are in `MarcModel`:
 
 * Run times are log-normal below the limit of the queue, with the paper's mean.
 * Serial jobs are submitted in farms of a geometric number of jobs, parallel ones alone or in farms. Farms are Poisson
   processes whose rates follow one cycle of the day and the week.
-* Both parallel queues ask for cores with the same probabilities: the paper counts their jobs together.
+* Jobs of both parallel queues request cores with the same probabilities, as the paper counts them together.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ QUEUES = (
 
 @dataclass(frozen=True, slots=True)
 class MarcModel:
-    """What the model assumes beyond the paper. Raises UserError for a value outside its range.
+    """Parameters of the model that the paper does not give. Raises UserError for a value outside its range.
 
     * `rate`: jobs per week, relative to the paper's;
-    * `cv`: the coefficient of variation of run times before the queue's limit cuts them;
+    * `cv`: the coefficient of variation of run times before truncation at the queue's limit;
     * `farm_jobs`, `parallel_farm_jobs`: the mean number of jobs that are submitted at once; 1: each alone;
     * `daily`: the amplitude of the cycle of the day, with its peak from 15 to 16 h; 0: no cycle;
     * `weekend`: submissions at weekends, relative to other days;
-    * `urgent_s`: jobs of the queue `parallel` that run for so long at most are urgent; 0: none is;
+    * `urgent_s`: jobs of the queue `parallel` with at most this run time are urgent; 0: none;
     * `mem_req_frac`: memory of a task, a fraction of a node; four tasks fit a node.
     """
 
@@ -116,10 +116,10 @@ class MarcModel:
 
 
 def marc_trace(seed: int, weeks: int, model: MarcModel | None = None) -> list[Job]:
-    """Return the jobs of so many weeks, sorted by submission, with ids from 1 on; time 0 is a Monday's midnight.
+    """Return the jobs of `weeks` weeks, sorted by submission, with ids from 1 on; time 0 is a Monday's midnight.
 
     Each task needs a core, a quarter of a node's CPU. The class of a job is its queue, its estimate the queue's limit.
-    The same seed gives the same trace; a parameter changes only what it is about. Raises UserError.
+    The same seed gives the same trace; a parameter changes only the variates that depend on it. Raises UserError.
     """
     model = model or MarcModel()
     if not 0 <= seed <= MAX_SEED:
@@ -148,8 +148,8 @@ class _Submission(NamedTuple):
 
 def _submissions(seed: int, weeks: int, queue: Queue, model: MarcModel) -> Iterator[_Submission]:
     """Yield the jobs of a queue: instants, numbers of jobs, run times and cores are from four generators."""
-    # Generators of their own, of which only uniform variates are taken: a parameter of one does not shift another,
-    # and Python keeps uniform variates as they are from version to version.
+    # Separate generators, so that a parameter of one does not shift the variates of another. Only uniform variates are
+    # used, which are the same in all versions of Python.
     instants, farms, run_times, sizes = (
         Random(f"{seed} {queue.name} {what}").random  # noqa: S311  # variates of a model
         for what in ("instants", "farms", "run times", "cores")
@@ -169,10 +169,10 @@ def _submissions(seed: int, weeks: int, queue: Queue, model: MarcModel) -> Itera
 
 
 def _instants(uniform: Uniform, weeks: int, per_week: float, weights: Sequence[float]) -> Iterator[int]:
-    """Yield the instants of a Poisson process of `per_week` a week with hourly rates, rounded down to seconds."""
+    """Yield the instants of a Poisson process of `per_week` per week with hourly rates, rounded down to seconds."""
     hours = len(weights)
-    by_hour = [part / hours for part in accumulate(weights)]  # of a week's events, how many were to be expected by then
-    expected = 0.0  # weeks' events
+    by_hour = [part / hours for part in accumulate(weights)]  # expected part of a week's events by the end of each hour
+    expected = 0.0  # expected events so far, in units of a week's
     while True:
         expected -= math.log(1.0 - uniform()) / per_week
         if expected >= weeks:
@@ -182,5 +182,5 @@ def _instants(uniform: Uniform, weeks: int, per_week: float, weights: Sequence[f
         hour = min(bisect(by_hour, part), hours - 1)
         before = by_hour[hour - 1] if hour else 0.0
         width = by_hour[hour] - before
-        within = (part - before) / width if width > 0.0 else 0.0  # the last sum may be below 1 by a rounding
+        within = (part - before) / width if width > 0.0 else 0.0  # by rounding errors the last sum may be below 1
         yield week * WEEK_S + min(math.floor((hour + within) * 3600), WEEK_S - 1)

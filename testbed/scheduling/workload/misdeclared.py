@@ -1,4 +1,4 @@
-"""Traces whose users are wrong about the CPU that their jobs need."""
+"""Traces with wrongly declared CPU needs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from testbed.scheduling.workload.jobs import Job
 
 
 def misdeclared(jobs: Sequence[Job], factor: float, seed: int) -> list[Job]:
-    """Return the jobs with needs that were declared `factor` times too high or too low, at even odds, at most a node.
+    """Return the jobs with CPU needs declared `factor` times too high or too low, with equal probability, at most 1.
 
-    What they really need is what they needed before. Raises ValueError for a factor below 1.
+    Their real needs do not change. Raises ValueError for a factor below 1.
     """
     if not 1.0 <= factor < np.inf:
         raise ValueError(f"factor {factor}: expected a finite one of at least 1")

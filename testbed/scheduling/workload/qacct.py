@@ -1,13 +1,13 @@
 """Accounting of Grid Engine: the output of `qacct -j`, one block of lines `key value` per job or task of an array.
 
-The forms of Sun Grid Engine 6, Son of Grid Engine, Univa Grid Engine and Open Cluster Scheduler are read. The keys:
+The reader supports Sun Grid Engine 6, Son of Grid Engine, Univa Grid Engine and Open Cluster Scheduler. The keys:
 
 * `jobnumber`, `qsub_time`, `start_time`, `slots`, and `ru_wallclock` or `end_time`, which every block has
 * `taskid`, of an array; `failed`; `qname`
 * `maxrss`, or `maxvmem` where it is 0: memory that the job used
 * `category`, or `submit_cmd` without it: the requests `h_rt`, a time limit, and `h_vmem`, memory per slot
-* `pe_taskid`: a block is of a slave task of a parallel job unless it is NONE. A block with a `qsub_time` of 0 is, too.
-  It is no job, but its memory is memory that the job used.
+* `pe_taskid`: unless it is NONE, the block is of a slave task of a parallel job, as is a block with a `qsub_time` of 0.
+  Such a block is not a job, but its memory counts as used by the job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RULE = re.compile("={10,}")
 _SUMMARY = "Total System Usage"  # `qacct -j` without a job ends with it, two lines of titles and one of numbers
 
 _FAILED = re.compile(r"([0-9]{1,9})(?:\s*:.*)?")
-# A request in free text: what has another form, such as INFINITY, is no request.
+# Requests in free text; a value of another form, such as INFINITY, is not a request.
 _TIME_LIMIT = re.compile(r"(?<![^\s,])h_rt=(?:([0-9]{1,9})|([0-9]{0,9}):([0-9]{0,9}):([0-9]{0,9}))(?![^\s,])")
 _MEMORY = re.compile(r"(?<![^\s,])h_vmem=([0-9]{1,18}(?:\.[0-9]{1,9})?[KkMmGgTtPp]?)(?![^\s,])")
 
@@ -37,8 +37,8 @@ _MEMORY = re.compile(r"(?<![^\s,])h_vmem=([0-9]{1,18}(?:\.[0-9]{1,9})?[KkMmGgTtP
 def read_qacct(text: str, name: str, clock: Clock) -> SiteRecords:
     """Return the jobs of the text; `name` stands for the file in errors.
 
-    Raises InputError, naming file, line and key, for a block without a key that is needed or with one twice, and for a
-    value of another form.
+    Raises InputError, naming file, line and key, for a block without a required key or with a key twice, and for an
+    invalid value.
     """
     records = SiteRecords()
     slaves_bytes: dict[Hashable, float] = {}
@@ -57,7 +57,7 @@ class _Block(NamedTuple):
     cells: dict[str, Cell]
 
     def cell(self, key: str) -> Cell:
-        """Return the value of a key, or one that is not known."""
+        """Return the value of a key, or a missing value."""
         return self.cells.get(key) or Cell(self.where, key, "")
 
 
@@ -72,7 +72,7 @@ def _blocks(text: str, name: str) -> Iterator[_Block]:
                 yield block
             block = None
         elif line.strip().startswith(_SUMMARY):
-            rules_to_skip = 2  # one between titles and numbers, and one that begins the next block
+            rules_to_skip = 2  # the rule between titles and numbers, and the one before the next block
         elif not rules_to_skip:
             key, _, value = line.strip().partition(" ")
             if key not in _KEYS:
@@ -100,14 +100,14 @@ def _add(block: _Block, clock: Clock, records: SiteRecords, slaves_bytes: dict[H
         records.notes["are slave tasks of a parallel job and were left out"] += 1
         slaves_bytes[number, task] = slaves_bytes.get((number, task), 0.0) + (used_bytes or 0.0)
         return
-    # A job that is started again keeps its submission; a number alone is not unique, as numbers begin again at 1.
+    # A restarted job keeps its submission time. The number alone is not unique, as job numbers wrap around to 1.
     records.add((number, task, submit_s), _job(block, clock, number, task, submit_s, used_bytes))
 
 
 def _job(
     block: _Block, clock: Clock, number: int, task: int | None, submit_s: float, used_bytes: float | None
 ) -> SiteJob | str:
-    """Return the job of a block, or why it gives none."""
+    """Return the job of a block, or the reason why it gives none."""
     start_s = clock.unix_time_s(block.cell("start_time"))
     slots_cell = block.cell("slots")
     slots = check_cores(slots_cell, read_count(slots_cell) or 0)
@@ -117,7 +117,7 @@ def _job(
     run_time_s = _run_time_s(block, clock, start_s)
     if run_time_s is None:
         return NOT_ENDED
-    if run_time_s == 0 and failed:  # in a step before the job's script
+    if run_time_s == 0 and failed:  # it failed before the job's script
         return NEVER_RAN
     requests = next((block.cell(key).text for key in _REQUESTS if block.cell(key).known), "")
     return SiteJob(

@@ -1,13 +1,13 @@
-"""Readings: how a log of processors becomes jobs with tasks, CPU needs and memory requirements.
+"""Readings: rules to convert a log of processors to jobs with tasks, CPU needs and memory requirements.
 
 Common to all readings:
 
-* A job's processors are the requested ones (field 8), the allocated ones (field 5) where the request is not known.
+* A job's processors are the requested ones (field 8), or the allocated ones (field 5) if the request is not known.
 * Run times are the logged ones (field 4); 0, which in a log is "less than a second", becomes 1 s.
-* A record without run time or without processors (-1, or 0 processors: a job that never ran) gives no job, nor does
-  one of a partial execution (status 2 to 4), whose whole has a line of its own.
+* Records without run time or without processors (-1, or 0 processors: a job that never ran) are left out. So are
+  records of partial executions (status 2 to 4), as the whole job has a separate line.
 
-Whatever is left out or adjusted is counted, in one warning per kind.
+One warning per kind counts the records that were left out or adjusted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARTIAL_EXECUTION = (2, 3, 4)  # status of a part of a checkpointed job
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`shape` returns tasks, CPU need and memory requirement of a task; `estimates`: whether requested times count."""
+    """`shape` returns tasks, CPU need and memory requirement of a task; with `estimates` requested times count."""
 
     name: str
     shape: _Shape
@@ -54,7 +54,7 @@ class Reading:
                 continue
             if job.job_id in jobs:
                 raise InputError(
-                    where, "job_number", job.job_id, "one line a job, parts of a job aside; it is there twice"
+                    where, "job_number", job.job_id, "one line per job, parts of a job aside; it is there twice"
                 )
             jobs[job.job_id] = job
         for note, noted in notes.items():
@@ -104,16 +104,16 @@ def find_reading(name: str) -> Reading:
 
 
 def _hpc2n(record: SwfRecord, processors: int, notes: _Notes) -> tuple[int, float, float]:
-    """Nodes of two cores and 2 GiB, as [RR 5.3.1] reads HPC2N.
+    """Read processors as cores of nodes with two cores and 2 GiB, as [RR 5.3.1] does for HPC2N.
 
-    The memory of a processor is max(requested, used) / 2 GiB, at least 0.1, and 0.1 where neither is known. An even
+    The memory of a processor is max(requested, used) / 2 GiB, at least 0.1, and 0.1 if neither is known. An even
     number n of processors with less than 0.5 each gives n/2 tasks of CPU need 1.0 and twice that memory; any other job
     gives n tasks of CPU need 0.5. Where the paper is silent: memory beyond a node is the whole node, and requested
-    times do not become estimates, as [RR 5.2] lets EASY know run times.
+    times do not become estimates, as EASY knows run times in [RR 5.2].
     """
     mem_req_frac = float(max(record.requested_memory_kib, record.used_memory_kib)) / _NODE_KIB_PER_FRAC
     if mem_req_frac > 1:
-        notes["need more than 2 GiB a processor, taken as 2 GiB"] += 1
+        notes["need more than 2 GiB per processor, taken as 2 GiB"] += 1
     mem_req_frac = min(max(mem_req_frac, _MIN_MEM_REQ_FRAC), 1.0)
     if processors % 2 == 0 and mem_req_frac < 0.5:
         return processors // 2, 1.0, 2 * mem_req_frac
@@ -121,7 +121,7 @@ def _hpc2n(record: SwfRecord, processors: int, notes: _Notes) -> tuple[int, floa
 
 
 def _processors(_record: SwfRecord, processors: int, _notes: _Notes) -> tuple[int, float, float]:
-    """One whole node per processor: CPU need 1 and memory requirement 1, so that no two tasks share one."""
+    """Read each processor as a whole node: CPU need 1 and memory requirement 1, so that no two tasks share a node."""
     return processors, 1.0, 1.0
 
 

@@ -1,11 +1,11 @@
 """Accounting of Slurm: the output of `sacct --parsable2`, one line per job or job step.
 
-Columns may be in any order, and further ones are ignored. Of two names for the same value the first known one counts:
+Columns may be in any order, and other columns are ignored. Of two columns for one value the first known one counts:
 
 * `JobIDRaw`, or `JobID`: a job, a task of an array (`123_4`) or a component of a heterogeneous job (`123+1`) is a job
-  of the trace. A step (`123.batch`) is not, but its `MaxRSS` times its `NTasks` is memory that the job used.
+  of the trace. A step (`123.batch`) is not, but its `MaxRSS` times its `NTasks` counts as used by the job.
 * `Submit`; `ElapsedRaw`, `Elapsed`, or `End` less `Start`; `NCPUS` or `AllocCPUS`
-* optional: `Start`, `End` and `State`, which say whether a job ran and ended; `NNodes` or `AllocNodes`; `ReqMem`;
+* optional: `Start`, `End` and `State`, which show whether a job ran and ended; `NNodes` or `AllocNodes`; `ReqMem`;
   `TimelimitRaw`, in minutes, or `Timelimit`; `Partition`
 """
 
@@ -47,8 +47,8 @@ _NEVER_RAN = frozenset(["PENDING", "REVOKED"])
 def read_sacct(text: str, name: str, clock: Clock) -> SiteRecords:
     """Return the jobs of the text; `name` stands for the file in errors.
 
-    Raises InputError, naming file, line and column, for a header without the columns that are needed, for a line that
-    has not as many values as the header, and for a value of another form.
+    Raises InputError, naming file, line and column, for a header without required columns, for a line with another
+    number of values than the header, and for an invalid value.
     """
     records = SiteRecords()
     used_bytes: dict[Hashable, float] = {}
@@ -69,14 +69,14 @@ def read_sacct(text: str, name: str, clock: Clock) -> SiteRecords:
 
 
 class _Row(NamedTuple):
-    """A line: its place, and its values by the index of their columns."""
+    """A line: its place, its values, and the indices of columns by name."""
 
     where: str
     values: list[str]
     columns: dict[str, int]
 
     def cell(self, *names: str) -> Cell:
-        """Return the first known value of these columns, or one that is not known."""
+        """Return the first known value of these columns, or a missing value."""
         found = None
         for column in names:
             if (index := self.columns.get(column)) is not None:
@@ -87,7 +87,7 @@ class _Row(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """The first line: as it is, its width in columns, and the index of each column that is read."""
+    """The first line: its text, its number of columns, and the index of each column that is read."""
 
     line: str
     width: int
@@ -95,7 +95,7 @@ class _Header(NamedTuple):
 
     @classmethod
     def read(cls, line: str, where: str) -> _Header:
-        """Read the names of the columns. Raises InputError when one is missing or there twice."""
+        """Read the names of the columns. Raises InputError when one is missing or duplicated."""
         count = line.count("|") + 1
         if count > _MOST_COLUMNS:
             raise InputError(where, "columns", count, f"at most {_MOST_COLUMNS}")
@@ -114,7 +114,7 @@ class _Header(NamedTuple):
         return cls(line, count, columns)
 
     def row(self, line: str, where: str) -> _Row:
-        """Split a line. Raises InputError when it has not as many values as the header."""
+        """Split a line. Raises InputError when it has another number of values than the header."""
         count = line.count("|") + 1
         if count != self.width:
             raise InputError(
@@ -144,7 +144,7 @@ def _add(row: _Row, clock: Clock, records: SiteRecords, used_bytes: dict[Hashabl
 
 
 def _job(row: _Row, number: int, task: int | None, clock: Clock, notes: Notes) -> SiteJob | str:
-    """Return the job of a line, or why it gives none."""
+    """Return the job of a line, or the reason why it gives none."""
     submit = row.cell("Submit")
     submit_s = clock.unix_time_s(submit, notes)
     if submit_s is None:
@@ -176,7 +176,7 @@ class _Run(NamedTuple):
 
 
 def _run(row: _Row, clock: Clock) -> _Run | str:
-    """Return when and for how long a job ran, or why it gives no job of the trace."""
+    """Return the start and the run time of a job, or the reason why it gives no job of the trace."""
     start, end = row.cell("Start"), row.cell("End")
     start_s, end_s = clock.unix_time_s(start), clock.unix_time_s(end)
     state = row.cell("State").text.partition(" ")[0].upper()  # without the user in "CANCELLED by 1000"
@@ -189,7 +189,7 @@ def _run(row: _Row, clock: Clock) -> _Run | str:
         time_s = end_s - start_s
         if time_s < 0:
             raise end.error(f"a time from {start.text}, the start, on; clocks that were put back need --timezone")
-    if time_s is None or (time_s == 0 and state == "CANCELLED"):  # some versions write a start for a job that waited
+    if time_s is None or (time_s == 0 and state == "CANCELLED"):  # some versions record a start for a waiting job
         return NEVER_RAN
     return _Run(start_s, time_s)
 
@@ -209,7 +209,7 @@ def _limit_s(row: _Row) -> float | None:
 
 
 def _requested_bytes(row: _Row, cores: int, nodes: int | None) -> float | None:
-    """Return the memory that the job requested: until Slurm 20.11 per core (`4Gc`) or per node (`4Gn`), then in all."""
+    """Return the memory that the job requested: to Slurm 20.11 per core (`4Gc`) or per node (`4Gn`), then in total."""
     cell = row.cell("ReqMem")
     unit, per = cell._replace(text=cell.text[:-1]), cell.text[-1:]
     if per == "c":

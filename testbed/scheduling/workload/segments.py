@@ -1,4 +1,4 @@
-"""Segments: a stretch of a trace as a trace of its own."""
+"""Segments: parts of a trace as separate traces."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Segment = JobRange | Window | Week
 
 
 def cut(jobs: Sequence[Job], segment: Segment) -> list[Job]:
-    """Return the jobs of a segment, re-based as the segment says; ids and order stay.
+    """Return the jobs of a segment, with submission times from its origin on; ids and order do not change.
 
     `jobs` are sorted by submission. Raises UserError when the segment is empty or goes past the last job.
     """

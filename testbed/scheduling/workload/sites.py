@@ -1,4 +1,4 @@
-"""Traces of what a real site ran, from the accounting of its batch system."""
+"""Traces of the jobs that a real site ran, from the accounting of its batch system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_accounting(path: Path, source: str, node: SiteNode, timezone: str | Non
     """Return the jobs that a site ran, the first submitted at 0 s, from a file of any name; `.gz` is unpacked.
 
     Raises UserError for an unknown source or time zone and when the file cannot be read; InputError, naming file and
-    line, for what is no accounting of this source.
+    line, for text that is not accounting of this source.
     """
     clock = find_clock(timezone)
     if source not in SOURCES:
@@ -29,5 +29,5 @@ def read_accounting(path: Path, source: str, node: SiteNode, timezone: str | Non
 
 
 def accounting_jobs(text: str, name: str, source: str, node: SiteNode, clock: Clock) -> list[Job]:
-    """Return the jobs of accounting from its text; `name` stands for the file in errors, as of `read_accounting`."""
+    """Return the jobs from the text of accounting; `name` stands for the file in errors. Raises InputError."""
     return trace_jobs(SOURCES[source](text, name, clock), node, name, source)

@@ -18,8 +18,8 @@ from testbed.scheduling.workload.segments import weeks
 class TraceStatistics:
     """Figures of a trace; `*_load`, `jobs_beyond_cluster` and `nodes` are None when no number of nodes was given.
 
-    `jobs_beyond_cluster` counts the jobs whose memory does not fit on all the nodes together, one task beside the
-    other: they can never run. The loads are None, too, when all jobs are submitted at one instant.
+    `jobs_beyond_cluster` counts the jobs whose tasks do not fit into the memory of all nodes at the same time, so that
+    they can never run. The loads are also None when all jobs are submitted at one instant.
     """
 
     jobs: int
@@ -86,5 +86,5 @@ def describe(jobs: Sequence[Job], nodes: int | None = None) -> TraceStatistics:
 
 
 def _is_beyond(job: Job, nodes: int) -> bool:
-    tasks_a_node = int(1 / job.mem_req_frac + 1e-9)  # 1e-9: three tasks of a third fit, whatever the last bit says
+    tasks_a_node = int(1 / job.mem_req_frac + 1e-9)  # 1e-9 for rounding: three tasks of a third fit
     return job.tasks > nodes * tasks_a_node

@@ -12,10 +12,10 @@ from typing import NamedTuple, NoReturn
 from testbed.errors import InputError
 from testbed.scheduling.workload.files import read_text, text_lines, write_text
 
-Number = int | Decimal  # a Decimal keeps every digit of a field such as 142.00, so that it is written as it was read
+Number = int | Decimal  # a Decimal keeps all digits of a field such as 142.00, to write it as it was read
 
 
-class SwfRecord(NamedTuple):  # a tuple, as it is made eight times as fast as a frozen dataclass of 18 fields
+class SwfRecord(NamedTuple):  # a tuple, as it is created eight times as fast as a frozen dataclass of 18 fields
     """One line of a log, in the order and the meaning of the format's fields 1 to 18; -1 is "not known".
 
     Memory is in KiB per processor. Amounts may have decimals; identifiers, counts and the status may not. A job that
@@ -53,8 +53,8 @@ class SwfLog:
 FIELDS = SwfRecord._fields
 _AMOUNTS = frozenset(name for name in FIELDS if name.endswith(("_s", "_kib")))
 
-# One spelling per number, so that what was read is written byte for byte: no sign but in -1, no leading zeros, no
-# exponents; 18 digits keep every value far inside a float.
+# One spelling per number, so that numbers are written byte for byte as they were read: no sign but in -1, no leading
+# zeros, no exponents. With 18 digits every value is far below the limits of a float.
 _INTEGER = r"(?:0|-1|[1-9][0-9]{0,17})"
 _AMOUNT = r"(?:-1(?:\.0{1,18})?|(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?)"
 _PATTERNS = tuple(_AMOUNT if name in _AMOUNTS else _INTEGER for name in FIELDS)
@@ -68,7 +68,7 @@ _COLUMNS = "%5s %8s %6s %6s %4s %6s %5s %4s %6s %5s %2s %3s %3s %3s %2s %2s %2s 
 def read_swf(path: Path) -> SwfLog:
     """Read a log (`.swf` or `.swf.gz`).
 
-    Raises InputError, naming file, line and field, on a line that has not 18 numbers, and on a log without jobs;
+    Raises InputError, naming file, line and field, on a line without 18 numbers, and on a log without jobs;
     UserError when the file cannot be read.
     """
     return parse_swf(_text(path), str(path))
@@ -113,7 +113,7 @@ def _format_record(record: SwfRecord) -> str:
 
 
 def _text(path: Path) -> str:
-    # Comments are free text in whatever encoding; escapes carry foreign bytes through to the writer.
+    # Comments are free text in any encoding; surrogate escapes preserve other bytes for the writer.
     return read_text(path, encoding="utf-8", errors="surrogateescape")
 
 
@@ -141,7 +141,7 @@ def _record(line: str) -> SwfRecord:
     if "." in line:
         # The pattern of the line separates integers from amounts, which the type checker cannot infer.
         return SwfRecord(*[Decimal(token) if "." in token else int(token) for token in tokens])  # type: ignore[arg-type]
-    return SwfRecord._make(map(int, tokens))  # most lines, and three times as fast
+    return SwfRecord._make(map(int, tokens))  # the usual case, three times as fast
 
 
 def _refuse(line: str, where: str) -> NoReturn:

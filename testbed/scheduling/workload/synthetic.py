@@ -15,16 +15,16 @@ _SMALL_MEM_PROB = 0.55
 
 
 def annotate(jobs: Sequence[Job], seed: int) -> list[Job]:
-    """Return the jobs, in their order, with needs as [RR 5.3.2] gives them; all else of a job stays.
+    """Return the jobs, in their order, with the needs of [RR 5.3.2]; other data of a job does not change.
 
     Nodes have four cores: the one task of a one-task job needs 0.25 of the CPU, any other task 1.0. Memory is 0.1
     with probability 0.55, else 0.1 x with x uniform on 2..10, for all tasks of a job alike. `seed`, 0 or more, is that
-    of numpy's default generator; the needs of a job depend on it, on the job's place and on how many jobs there are.
+    of numpy's default generator. The needs of a job depend on the seed, the job's position and the number of jobs.
     Raises UserError on a seed below 0.
     """
     if seed < 0:
         raise UserError(f"seed {seed} of the needs: expected 0 or more")
-    import numpy as np  # noqa: PLC0415  # a tenth of a second that reading a trace does without
+    import numpy as np  # noqa: PLC0415  # takes a tenth of a second, and reading a trace does not need it
 
     random = np.random.default_rng(seed)
     is_small = random.random(len(jobs)) < _SMALL_MEM_PROB
@@ -40,7 +40,7 @@ def annotate(jobs: Sequence[Job], seed: int) -> list[Job]:
 
 
 def synthetic_trace(nodes: int, jobs: int, seed: int, mode: str = "mixed") -> list[Job]:
-    """Return a Lublin-Feitelson trace with needs: ids from 1 on, a task on each node of the model's job.
+    """Return a Lublin-Feitelson trace with needs: ids from 1 on, one task per node of the model's job.
 
     One seed, 0 to 2^32 - 1, serves the model and the needs, which draw from two generators. Raises UserError.
     """

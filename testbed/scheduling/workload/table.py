@@ -18,20 +18,20 @@ REQUIRED_COLUMNS = ("job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_re
 OPTIONAL_COLUMNS = ("class", "estimate_s", "urgent", "program", "weight", "least_yield_frac", "true_need_frac")
 COLUMNS = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
 
-# Python's own parsers also take underscores, foreign digits and blanks, which no other reader of the file would.
+# Python's own parsers also accept underscores, other digits and blanks, which other readers of the file do not.
 _INTEGER = re.compile(r"[-+]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _PROGRAM = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MAX_INT64 = 2**63 - 1
 MOST_WEIGHT = 1e6
-_USUAL = {"urgent": "0"}  # of columns that have a text for every job
+_USUAL = {"urgent": "0"}  # default of columns that have a text for every job
 
 
 def read_table(path: Path) -> list[Job]:
     """Read a job table (`.csv` or `.csv.gz`); columns in any order, jobs sorted by submission, then file order.
 
     Raises InputError, naming file and line, on the first error: a column that is missing, unknown
-    or there twice; a value outside its range; a job id used twice; no job at all. UserError when the
+    or duplicated; a value outside its range; a job id used twice; no job at all. UserError when the
     file cannot be read.
     """
     return parse_table(read_text(path), str(path))
@@ -73,7 +73,7 @@ def write_table(path: Path, jobs: Sequence[Job]) -> None:
 
 
 def format_table(jobs: Sequence[Job]) -> str:
-    """Return the text of a job table; an optional column appears when any job has a value for it."""
+    """Return the text of a job table; it has an optional column if any job has a value for it."""
     texts = [_optional(job) for job in jobs]
     shown = [column for column in OPTIONAL_COLUMNS if any(text[column] is not None for text in texts)]
     lines = [",".join((*REQUIRED_COLUMNS, *shown))]
@@ -86,7 +86,7 @@ def format_table(jobs: Sequence[Job]) -> str:
 
 
 def _optional(job: Job) -> dict[str, str | None]:
-    """Return the texts of the optional columns, None for those in which a job is like most."""
+    """Return the texts of the optional columns, None for default values."""
     return {
         "class": None if job.job_class is None else _quoted(job.job_class),
         "estimate_s": None if job.estimate_s is None else repr(float(job.estimate_s)),
@@ -99,7 +99,7 @@ def _optional(job: Job) -> dict[str, str | None]:
 
 
 def _quoted(text: str) -> str:
-    # Not by csv.writer, which before Python 3.13 leaves a lone carriage return bare, where its reader ends the line.
+    # Not by csv.writer: before Python 3.13 it does not quote a lone carriage return, at which its reader ends the line.
     return '"' + text.replace('"', '""') + '"' if any(char in text for char in ',"\r\n') else text
 
 

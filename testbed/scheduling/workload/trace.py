@@ -29,8 +29,8 @@ def is_log(path: Path) -> bool:
 def load_trace(path: str | Path, reading: str | None = None) -> list[Job]:
     """Return the jobs of a job table, or of an SWF log under a reading, sorted by submission, then file order.
 
-    Raises UserError on an unknown suffix, a log without a reading, a table with one, an unknown reading; and what the
-    readers of the files raise.
+    Raises UserError on an unknown suffix, a log without a reading, a table with one, an unknown reading; and the
+    errors of the readers of the files.
     """
     path = Path(path)
     if is_table(path):
@@ -45,7 +45,7 @@ def load_trace(path: str | Path, reading: str | None = None) -> list[Job]:
 
 
 def _checked(jobs: list[Job], path: Path) -> list[Job]:
-    """Return the jobs of a log, or raise `InputError` for one that is submitted or runs beyond all bounds."""
+    """Return the jobs of a log, or raise `InputError` for one that is submitted or runs beyond the limits."""
     for job in jobs:
         for field, value in (("submit_time_s", job.submit_time_s), ("run_time_s", job.run_time_s)):
             if value > MOST_TRACE_S:
@@ -69,9 +69,9 @@ def check_table_name(path: Path) -> None:
 def convert_trace(path: Path, out: Path, reading: str | None = None) -> int:
     """Write a trace in the format of the suffix of `out`, and return the number of jobs or records.
 
-    A log becomes a job table under a reading, or, without one, a log again: checked, its fields as they were, in the
-    archive's columns, its comments at the head. Raises UserError when a job table should become a log, when a
-    reading is given from log to log, and what `load_trace` and `save_trace` raise.
+    A log becomes a job table under a reading. Without a reading it is written as a log: checked, with the same fields
+    in the archive's columns, and with its comments at the head. Raises UserError when a job table should become a log,
+    when a reading is given from log to log, and the errors of `load_trace` and `save_trace`.
     """
     if not is_log(out):
         jobs = load_trace(path, reading)

@@ -9,10 +9,10 @@ from statistics import NormalDist
 from testbed.errors import UserError
 
 LEAST_CV, MOST_CV = 0.1, 10.0
-MOST_MEAN_FRAC = 0.9  # of the limit: means nearer to it need probabilities that floating-point numbers cannot hold
+MOST_MEAN_FRAC = 0.9  # of the limit: means nearer to it need probabilities below the precision of floats
 
 _NORMAL = NormalDist()
-_LEAST_PROBABILITY = 2.0**-60  # stands for 0, at which the quantile function is not defined
+_LEAST_PROBABILITY = 2.0**-60  # in place of 0, at which the quantile function is not defined
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class TruncatedLogNormal:
     def with_mean(cls, mean: float, cv: float, limit: float) -> TruncatedLogNormal:
         """Return the distribution whose mean below the limit is `mean`.
 
-        `cv` is the coefficient of variation without the limit, and fixes `sigma`; the limit makes that of the result
-        smaller. `mu` is found by bisection: the mean grows with it. Raises UserError for a `cv` that is not in 0.1 to
+        `cv` is the coefficient of variation without the limit, and determines `sigma`; that of the result is smaller.
+        `mu` is found by bisection, as the mean grows with it. Raises UserError for a `cv` that is not in 0.1 to
         10, and for a mean that is not above 0 and at most 0.9 of the limit.
         """
         if not LEAST_CV <= cv <= MOST_CV:
@@ -60,7 +60,7 @@ class TruncatedLogNormal:
         return math.sqrt(max(self._moment(2) / self._moment(1) ** 2 - 1.0, 0.0))
 
     def quantile(self, probability: float) -> float:
-        """Return the value below which the variate is with this probability, in [0, 1)."""
+        """Return the quantile of a probability in [0, 1)."""
         below = max(probability, _LEAST_PROBABILITY) * _below(self._most)
         return min(math.exp(self.mu + self.sigma * _NORMAL.inv_cdf(below)), self.limit)
 
@@ -74,5 +74,5 @@ class TruncatedLogNormal:
 
 
 def _below(deviations: float) -> float:
-    """Return the probability that a standard normal variate is below a value; precise also where it is tiny."""
+    """Return the probability that a standard normal variate is below a value; accurate also if it is tiny."""
     return math.erfc(-deviations / math.sqrt(2.0)) / 2.0

@@ -11,7 +11,8 @@ Uniform = Callable[[], float]
 def gamma_variate(uniform: Uniform, shape: float, scale: float) -> float:
     """Draw from Gamma(shape, scale): the sum of a Gamma of the whole part of `shape` and one of the rest.
 
-    floor(shape) numbers for the whole part; for a rest d, pairs until a Beta(d, 1 - d) is found, then one number.
+    It takes floor(shape) numbers for the whole part. For a rest d it takes pairs until a Beta(d, 1 - d) is found, then
+    one number.
     """
     whole = int(shape)
     rest = shape - whole
@@ -29,7 +30,7 @@ def gamma_cdf(x: float, shape: float, scale: float) -> float:
     """Return the cumulative distribution function of Gamma(shape, scale) at x > 0.
 
     The power series of the lower incomplete gamma function: all terms are positive, so nothing cancels, and for the
-    few standard deviations asked for here some tens of terms are enough.
+    few standard deviations needed here some tens of terms suffice.
     """
     y = x / scale
     term = total = 1 / shape
@@ -50,4 +51,4 @@ def _beta_variate(uniform: Uniform, d: float) -> float:
 
 
 def _log(u: float) -> float:
-    return math.log(u) if u > 0 else -math.inf  # as in C; a variate without bound is drawn again by its caller
+    return math.log(u) if u > 0 else -math.inf  # as in C; the caller draws an infinite variate again

@@ -1,4 +1,4 @@
-"""A folder that holds every week of a trace as a job table of its own: week-000.csv, week-001.csv, ..."""
+"""A folder with one job table per week of a trace: week-000.csv, week-001.csv, ..."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def week_name(week: Week) -> str:
 def write_weeks(folder: Path, jobs: Sequence[Job]) -> list[Path]:
     """Write every week in which jobs were submitted to `folder`, and return the files in order of time.
 
-    A new folder appears with all its weeks or not at all. In one that exists, each file is written atomically, and one
-    that holds its week already is not touched: writing the same trace again changes nothing. `jobs` are sorted by
+    A new folder is created atomically with all its weeks. In an existing folder each file is written atomically, and a
+    file with the same content is not touched: writing the same trace again changes nothing. `jobs` are sorted by
     submission. Raises UserError when the folder has a week that the trace has not (it belongs to another trace,
     and a campaign over the folder would mix the two), or cannot be written.
     """

@@ -1,1 +1,1 @@
-"""Runs and simulations as objects of Python, for notebooks and scripts; `testbed` exports them."""
+"""Runs and simulations as Python objects, for notebooks and scripts; `testbed` exports them."""

@@ -1,4 +1,4 @@
-"""The jobs of a run as a trace: what happened in a lab, to be replayed under another policy."""
+"""Conversion of a run into a trace of its jobs, to replay them under another policy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 def jobs_of_run(path: Path) -> list[Job]:
-    """Return the jobs of a run directory that are done, in order of submission, the first at 0 s.
+    """Return the jobs of a run directory that are done, in order of submission; the first is submitted at 0 s.
 
-    Those that a user deleted are jobs of the work that they had done by the last decision before. Others that failed,
-    or had not ended, are left out, with one warning per kind. Raises `UserError` for what is no run directory, and
-    `InputError` if no job is left.
+    A job that a user deleted is shortened to the work that it had done at the last decision before its deletion. Jobs
+    that failed, had not ended, or were deleted without any work are left out, with one warning per kind. Raises
+    `UserError` if the path is no run directory, and `InputError` if no job is left.
     """
     if not has_journal(path):
         raise UserError(f"{path}: no journal: expected a run directory")
@@ -59,5 +59,5 @@ def _work_of(job: Job, state: JobHistory, notes: Counter[str]) -> Job | None:
     if state.virtual_time_s <= 0.0:
         notes["were deleted before they had done any work, and were left out"] += 1
         return None
-    notes["were deleted, and end where they had come to"] += 1
+    notes["were deleted, and are shortened to the work that they had done"] += 1
     return replace(job, run_time_s=min(state.virtual_time_s, job.run_time_s))

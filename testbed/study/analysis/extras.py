@@ -1,4 +1,4 @@
-"""Packages that only a part of the testbed needs."""
+"""Optional dependencies: packages of the extras `query` and `report`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def missing(extra: str) -> list[str]:
 
 
 def need(extra: str, what: str) -> None:
-    """Raise `UserError` if packages of an extra, which `what` needs, are not installed."""
+    """Raise `UserError` if packages of an extra are not installed; `what` names the feature that needs them."""
     if absent := missing(extra):
         raise UserError(f"{what} need {' and '.join(absent)}: pip install 'dfrs-testbed[{extra}]'")

@@ -40,11 +40,11 @@ _SCHEDULE_FIGURE: Final = "gantt"
 
 
 class Run:
-    """A run directory, of a run that goes on, has ended or was killed, of this or of an earlier version.
+    """A run directory, of a run that is going on, has ended or was killed, from this or an earlier version.
 
-    Files are read when they are first asked for, and kept; `refresh` reads them again. Frames need the extra `query`,
-    figures `report`; all else needs neither. Raises `UserError` for a folder that is no run directory. Reading a broken
-    file raises `UserError` with the file and line.
+    Files are read on first use and cached; `refresh` clears the cache. Data frames need the extra `query`, figures the
+    extra `report`; all other members need neither. Raises `UserError` for a folder that is no run directory. Reading a
+    broken file raises `UserError` with the file and line.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -61,7 +61,7 @@ class Run:
         return f"Run({str(self.path)!r})"
 
     def refresh(self) -> Run:
-        """Forget what was read, so that a run that goes on is read again; return this object."""
+        """Clear the cache, so that the files of a run that is going on are read again; return this object."""
         for name in ("_record", "_material", "_page", "jobs", "journal"):
             self.__dict__.pop(name, None)
         self._points.clear()
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """How far the journal goes; that of a killed controller stays `preparing` or `running`."""
+        """Status by the journal; after a killed controller it stays `preparing` or `running`."""
         history = self.history
         if history.ended:
             return "aborted" if history.aborted else "finished"
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """How the run ended, in a sentence."""
+        """One sentence on how the run ended, or on its progress so far."""
         facts = self._facts
         if facts.summary is None and not self.history.ended:
             known = f"{facts.done} of the {len(facts.jobs)} jobs that its journal knows are done"
@@ -103,12 +103,12 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Content of summary.json; before the controller wrote it, the data of the journal, with no metrics."""
+        """Content of summary.json; before that file exists, data of the journal without metrics."""
         return self._facts.summary_so_far()
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Values of the metrics by name, None where nothing was measured; their units are in `summary`."""
+        """Values of the metrics by name, None for a metric without measurements; their units are in `summary`."""
         return {name: metric.get("value") for name, metric in self._facts.metrics.items()}
 
     @property
@@ -123,11 +123,11 @@ class Run:
         return dict(scenario) if isinstance(scenario, dict) else {}
 
     def order(self, order: OrderName, node: str | None = None, *, wait_s: float = 600.0) -> Answer:
-        """Give an order to a run that goes on, as `testbed control` and `testbed node drain` do; return the answer.
+        """Send an order to a run that is going on, as `testbed control` and `testbed node drain` do; return the answer.
 
-        Raises `RunError` for a run that takes no orders, with the reason.
+        Raises `RunError` with the reason if the run accepts no orders.
         """
-        from testbed.control.order_client import give  # noqa: PLC0415  # only runs that go on need the controller's side
+        from testbed.control.order_client import give  # noqa: PLC0415  # only orders need the controller's modules
         from testbed.control.order_messages import Request  # noqa: PLC0415  # as above
 
         return give(self.path, Request(order, node=node, wait_s=wait_s))
@@ -136,7 +136,7 @@ class Run:
 
     @cached_property
     def jobs(self) -> pl.DataFrame:
-        """One row per job: columns of jobs.csv, and its `state`; before the end, as far as the journal has them."""
+        """One row per job: columns of jobs.csv, and its `state`; before the run ends, values that the journal has."""
         need("query", "data frames")
         import polars as pl  # noqa: PLC0415  # an extra, and slow to import
 
@@ -147,17 +147,17 @@ class Run:
 
     @property
     def reschedulings(self) -> pl.DataFrame:
-        """One row per complete preemption or migration: what it moved, and its penalty by phases."""
+        """One row per complete preemption or migration: its tasks and MiB, and its penalty by phases."""
         return self.points("rescheduling")
 
     @property
     def caps(self) -> pl.DataFrame:
-        """One row per window in which a CPU cap was compared with what its guest used."""
+        """One row per window in which a CPU cap was compared with the CPU use of its guest."""
         return self.points("cap")
 
     @property
     def noise(self) -> pl.DataFrame:
-        """One row per node and second of the replay: how fast its cores were, and what others used of its machine."""
+        """One row per node and second of the replay: core speed, and the cores that other load on the machine used."""
         need("query", "data frames")
         from testbed.study.compare.live import read_live  # noqa: PLC0415  # needs polars
         from testbed.study.compare.noise import MEASUREMENTS, noise_frame  # noqa: PLC0415  # needs polars
@@ -182,7 +182,7 @@ class Run:
         return self._points[measurement]
 
     def query(self, sql: str) -> pl.DataFrame:
-        """Return what a query in SQL gives, as `testbed query` does; `testbed query --tables` lists the tables."""
+        """Return the result of a query in SQL, as `testbed query` does; `testbed query --tables` lists the tables."""
         need("query", "data frames")
         from testbed.measure.sql import execute, load_tables, named_tables  # noqa: PLC0415  # needs polars
 
@@ -192,7 +192,7 @@ class Run:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """Tables of the report by name, cells as text; that of latencies needs the extra `query`."""
+        """Tables of the report by name, with cells as text; the table of latencies needs the extra `query`."""
         facts = self._facts
         found = [penalties_table(facts), jobs_table(facts), metrics_table([facts], ["value"]), nodes_table(facts)]
         slots = slots_of(self._record.schedule)
@@ -205,11 +205,11 @@ class Run:
 
     @property
     def figures(self) -> dict[str, Chart]:
-        """Figures of the report by name, without those for which the run has no data (see `figure`)."""
+        """Figures of the report by name; figures for which the run has no data are missing (see `figure`)."""
         return {chart.name: chart for chart in self._page.charts}
 
     def figure(self, name: str) -> Chart:
-        """Return one figure of the report; raises `UserError` that says why the run cannot have it."""
+        """Return one figure of the report; raises `UserError` with the reason if the run has no data for it."""
         from testbed.study.report.page.style import Chart  # noqa: PLC0415  # needs matplotlib
 
         found = {one.name: one for section in self._page.sections for one in section.figures}
@@ -222,7 +222,7 @@ class Run:
         return chart
 
     def write_report(self, path: str | Path | None = None) -> Path:
-        """Write the page that `testbed report` writes, by default RUN/report.html; return its path."""
+        """Write the report page as `testbed report` does, by default to RUN/report.html; return its path."""
         target = self.path / "report.html" if path is None else Path(path)
         page = self._page
         from testbed.study.report.page.document import write_page  # noqa: PLC0415  # needs matplotlib

@@ -1,4 +1,4 @@
-"""One trace under one policy in virtual time, as one call that takes what users have: files, jobs, names, policies."""
+"""Simulation of one trace under one policy in one call, which takes files or jobs and policies or their names."""
 
 from __future__ import annotations
 
@@ -64,13 +64,14 @@ class Simulation:
         return f"<Simulation of {len(self.outcome.jobs)} jobs on {self.outcome.nodes} nodes under {self.policy}>"
 
     def _repr_html_(self) -> str:
-        """Return the measures for a notebook."""
+        """Return the measures as an HTML table for a notebook."""
         rows = tuple(
             (name, "–" if value is None else f"{value:,.4g}")  # noqa: RUF001  # a dash, for people to read
             for name, value in self.measures.as_dict().items()
         )
         caption = (
-            f"Trace of {len(self.outcome.jobs)} jobs on {self.outcome.nodes} nodes; stretch from {self.tau_s:g} s."
+            f"Trace of {len(self.outcome.jobs)} jobs on {self.outcome.nodes} nodes; τ of the bounded stretch"
+            f" {self.tau_s:g} s."
         )
         return table_html(Table("measures", self.policy, caption, ("measure", "value"), rows))
 
@@ -91,14 +92,15 @@ def simulate(
 ) -> Simulation:
     """Replay a trace on `nodes` identical nodes under a policy in virtual time, as `testbed simulate` does.
 
-    `trace` is a file, which an SWF log needs a `reading` for, or jobs in order of submission. `policy` is a name of the
-    catalogue, with `period_s` for those that act periodically, or a policy. `overheads` is a number of seconds for each
-    resume and migration, 300 by default, or a model, as `--overheads` takes it. `bound` is the lower bound on the
-    maximum stretch that the degradation refers to: its kind, its value if it is known, or None for neither. `tau_s`
-    bounds the stretch, `node_memory_gb` is in 1e9 bytes. `compile_kernels` is None for machine code if the simulation
-    ends sooner with it. With `check`, every decision is checked.
+    `trace` is a file, or a sequence of jobs in order of submission; an SWF log also needs a `reading`. `policy` is a
+    policy or a name from the catalogue; `period_s` is for periodic policies. `overheads` is a number of seconds per
+    resume and migration, 300 by default, or a model as `--overheads` takes it. `bound` is the lower bound on the
+    maximum stretch, to which the degradation refers: its kind, its known value, or None for no degradation. `tau_s`
+    is τ of the bounded stretch, and `node_memory_gb` is in 1e9 bytes. `compile_kernels` decides whether kernels are
+    compiled to machine code; None compiles them if the simulation ends sooner with it. With `check`, every decision
+    is checked.
 
-    Raises `UserError` for a mistake in these, `RunError` where jobs wait for ever, or a check fails.
+    Raises `UserError` for an invalid argument, `RunError` if jobs wait for ever or a check fails.
     """
     _check(nodes, period_s, tau_s, node_memory_gb)
     model = _model(overheads)

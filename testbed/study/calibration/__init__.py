@@ -1,1 +1,1 @@
-"""Designed experiments on live nodes, and the overhead model that they support."""
+"""Calibration: designed experiments on live nodes, and the overhead model that they support."""

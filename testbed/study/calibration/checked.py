@@ -1,7 +1,7 @@
-"""Checks the results of experiments: errors are one line that names the experiment, the error, and the expected value.
+"""Checks of the results of experiments; an error is one line with the experiment, the value, and the expected value.
 
-An experiment may be a plug-in. What it returns goes into journals, files, tables and pages, so every number is finite
-(an interval may be absent or open), every name has the form that all names have, and every unit agrees with its name.
+An experiment may be a plug-in. Its results go into journals, files, tables and pages. Therefore every number must be
+finite (an interval may be absent or open), every name must be well-formed, and every unit must agree with its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.study.calibration.values import Observation, Value
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _NAME_WORDS = "small letters, digits and '_'"
 _MOST_UNIT = 20
-# the longest ending comes first: a rate in MiB/s ends in that of seconds, too
+# longer endings come first, because `_mib_per_s` also ends in `_s`
 _UNITS = {
     "_mib_per_s": "MiB/s", "_gb_per_s": "GB/s", "_per_s": "1/s", "_points": "points", "_cores": "cores",
     "_frac": "1", "_ratio": "1", "_mib": "MiB", "_gb": "GB", "_s": "s",
@@ -27,9 +27,9 @@ _UNITS = {
 
 
 def checked_values(values: object, of: str) -> Observation:
-    """Return a condition or an observation with plain numbers (those of numpy become Python's), or raise `UserError`.
+    """Return a condition or an observation with plain Python numbers instead of numpy's, or raise `UserError`.
 
-    `of` begins the error: whose values these are.
+    `of` names the owner of the values; error messages begin with it.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{of}: {shown(values)}: expected a table of numbers and texts by name")
@@ -58,9 +58,9 @@ def _plain(value: object, of: str) -> Value:
 
 
 def checked_quantities(experiment: str, quantities: Iterable[object], taken: Mapping[str, str]) -> list[Quantity]:
-    """Return quantities with plain numbers, or raise `UserError` for the first one that is not right.
+    """Return quantities with plain numbers, or raise `UserError` for the first invalid one.
 
-    `taken` holds the names of earlier quantities, each with its experiment.
+    `taken` maps the names of earlier quantities to their experiments.
     """
     found: dict[tuple[object, ...], Quantity] = {}
     for one in quantities:
@@ -110,7 +110,7 @@ def _check_numbers(one: Quantity, of: str) -> None:
 
 
 def checked_outliers(experiment: str, outliers: Iterable[object]) -> None:
-    """Raise `UserError` for an outlier that is none."""
+    """Raise `UserError` for an invalid outlier."""
     for one in outliers:
         if not isinstance(one, Outlier) or not NAME.fullmatch(one.quantity):
             raise UserError(f"experiment {experiment}: {shown(one)}: expected an Outlier")

@@ -1,8 +1,8 @@
-"""An experiment: conditions that a lab can do, trials of them, and what its trials say, all of it in one module.
+"""The base class of experiments: an experiment has conditions, trials of them, and the evaluation of its trials.
 
-The pipeline (plan, trials, `calibration.toml`, tables, report) knows no experiment by name: it asks every one that is
-registered under the entry point group `testbed.experiments`. A class derived from `Experiment` needs `name`, `about`,
-`conditions`, `trial` and `quantities`; all else is optional.
+The pipeline (plan, trials, `calibration.toml`, tables, report) knows no experiment by name: it calls all experiments
+that are registered under the entry point group `testbed.experiments`. A class derived from `Experiment` needs `name`,
+`about`, `conditions`, `trial` and `quantities`; all other members are optional.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class LabFacts:
 
     @property
     def floor_mib(self) -> int:
-        """The least memory of a guest on every node."""
+        """The least memory of a guest in MiB that every node accepts."""
         return max(fact.guest_floor_mib for fact in self.facts)
 
     @property
     def memory_mib(self) -> int:
-        """Memory of the smallest node."""
+        """Memory of the smallest node in MiB."""
         return min(fact.memory_mib for fact in self.facts)
 
     @property
@@ -50,19 +50,19 @@ class LabFacts:
         return min(fact.cpus for fact in self.facts)
 
     def able(self, capability: str) -> bool:
-        """Whether every node has a capability."""
+        """Return whether every node has a capability."""
         return all(capability in fact.capabilities for fact in self.facts)
 
 
 class Experiment(ABC):
-    """One question to the lab.
+    """Base class of experiments.
 
-    `name` is that of `--experiments` and of the records: small letters, digits and "-". `about` describes it in one
-    line. Quantities, figures and assumptions come in the order of `order`, then of names; `section` is the title of
-    the part of the report that holds the figures, shared with other experiments of the same section.
+    `name` is the name in `--experiments` and in the records: small letters, digits and "-". `about` is a description in
+    one line. Quantities, figures and assumptions are sorted by `order`, then by name. `section` is the title of the
+    report's section with the figures, which several experiments may share.
 
-    The methods after `trial` read trials, also those of earlier sessions: the trials of this experiment that succeeded,
-    none if it was not done. An exception costs the results of this experiment only.
+    The methods after `trial` evaluate the successful trials of this experiment, also those of earlier sessions, or no
+    trials if the experiment was not done. An exception loses only the results of this experiment.
     """
 
     name: ClassVar[str]
@@ -70,16 +70,16 @@ class Experiment(ABC):
     section: ClassVar[str] = "Other experiments"
     order: ClassVar[int] = AFTER_BUILT_IN
 
-    def why_not(self, lab: LabFacts) -> str:  # noqa: ARG002  # by default every lab can
-        """Return why this lab cannot do the experiment, or an empty text."""
+    def why_not(self, lab: LabFacts) -> str:  # noqa: ARG002  # by default every lab can do the experiment
+        """Return the reason why this lab cannot do the experiment, or an empty text."""
         return ""
 
     @abstractmethod
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Return what to vary, for a lab that can do it; `quick` asks for the few that matter most."""
+        """Return the conditions of the trials on a lab that can do them; with `quick` only the most important ones."""
 
-    def expected_s(self, condition: Condition, lab: LabFacts) -> float:  # noqa: ARG002  # by default a guess for all
-        """Return the approximate duration of a trial, before any was done."""
+    def expected_s(self, condition: Condition, lab: LabFacts) -> float:  # noqa: ARG002  # one estimate for all
+        """Return an estimate of a trial's duration in seconds, for use before the first trial of its condition."""
         return 5.0
 
     @abstractmethod
@@ -91,33 +91,33 @@ class Experiment(ABC):
 
     @abstractmethod
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return the quantities that the trials support: each with its unit, its interval and its condition.
+        """Return the quantities that the trials support, each with its unit, its interval and its condition.
 
-        The names of quantities are those of this experiment alone, and end in their unit.
+        Names of quantities end in their unit, and no other experiment may have the same names.
         """
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:  # noqa: ARG002  # by default none
-        """Return the verdict on each assumption that the experiment tests, by name, "not measured" without trials."""
+        """Return the verdict on each assumption that the experiment tests, by name; "not measured" without trials."""
         return {}
 
-    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:  # noqa: ARG002  # by default it has none
-        """Return the figures, `measured.absent` in place of one that the trials do not support.
+    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:  # noqa: ARG002  # by default none
+        """Return the figures, with `measured.absent` for a figure that the trials do not support.
 
-        matplotlib belongs to the extra `report`: nothing may import it before a figure is drawn.
+        matplotlib belongs to the extra `report`: no module may import it before a figure is drawn.
         """
         return ()
 
-    def headlines(self, measured: Measured) -> Sequence[Headline]:  # noqa: ARG002  # by default it has none
-        """Return the numbers that the report begins with."""
+    def headlines(self, measured: Measured) -> Sequence[Headline]:  # noqa: ARG002  # by default none
+        """Return the main numbers of the experiment, for the top of the report."""
         return ()
 
-    def penalties(self, measured: Measured) -> Sequence[Series] | None:  # noqa: ARG002  # by default it has none
-        """Return seconds that reschedulings took from jobs, to draw beside those of others and the 300 s of [RR 5.1].
+    def penalties(self, measured: Measured) -> Sequence[Series] | None:  # noqa: ARG002  # by default none
+        """Return rescheduling penalties in seconds, for the figure that compares all of them with 300 s [RR 5.1].
 
-        None is for an experiment that is not about reschedulings.
+        Return None for an experiment that does not measure reschedulings.
         """
         return None
 
-    def clocks(self, measured: Measured) -> Sequence[Clocks] | None:  # noqa: ARG002  # by default it has none
-        """Return durations by two clocks, to draw them against each other; None where there is only one clock."""
+    def clocks(self, measured: Measured) -> Sequence[Clocks] | None:  # noqa: ARG002  # by default none
+        """Return durations by two clocks for a figure that compares them; None if there is only one clock."""
         return None

@@ -1,15 +1,15 @@
-"""Time of an operation against the memory that it moves and the number of tasks that move at once.
+"""Robust regression of an operation's time on the memory that it moves and on the number of tasks that move at once.
 
     time = fixed + memory * max(1 / rate, tasks / total rate)
 
-Four models, from the simplest: "constant" (a median), "linear" (tasks at once do not matter), "shared" (all of the
-above: the law of `simulation.overheads.linear`) and "levels" (a line, or a constant, for each number of tasks
-at once). A line needs a slope whose interval lies above 0, and then "constant" is out. Of the models that remain the
-simplest one is taken, unless a richer one lowers the cross-validated error by more than `MARGIN`, and by more than its
-own standard error (about one part in the root of the number of trials). The error of a model is the mean over
-conditions of the median absolute residual, relative to the observed time, of trials that were left out of it.
+There are four models, from the simplest: "constant" (a median), "linear" (the number of tasks at once does not matter),
+"shared" (the formula above, which is that of `simulation.overheads.linear`) and "levels" (a line, or a constant, for
+each number of tasks at once). A line needs a slope whose interval lies above 0; "constant" is then excluded. The
+simplest remaining model is selected, unless a richer one lowers the cross-validated error by more than `MARGIN`, and
+by more than its own standard error (about one over the root of the number of trials). The error of a model is the mean
+over conditions of the median absolute residual, relative to the observed time, of trials that were left out of the fit.
 
-All fits are by Theil and Sen: up to 29 % of arbitrarily wrong observations cannot move them far. The independent
+All lines are Theil-Sen estimates: up to 29 % of arbitrarily wrong observations cannot move them far. The independent
 unit is the trial: intervals are bootstrapped over whole trials, and folds of the cross-validation are of whole trials.
 """
 
@@ -30,18 +30,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 RESAMPLES = 1000
-LEAST_TRIALS = 6  # a bootstrap of fewer values cannot reach 95 %: even their whole range holds the median too seldom
+LEAST_TRIALS = 6  # the whole range of fewer values contains the median with a probability below 95 %
 OUTLIER_DEVIATIONS = 3.5
-MARGIN = 0.1  # a richer model must pay for its parameters
+MARGIN = 0.1  # relative decrease of the error that a richer model needs to be selected
 _FOLDS = 5
 _PAIRS = 1200
 _SEED = 1
-_MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+_MAD_TO_DEVIATION = 1.4826  # standard deviation over median absolute deviation of a normal distribution
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Observations (n,): the memory that was moved, tasks that moved at once, the time taken, and its trial."""
+    """Observations (n,): the memory that was moved, the tasks that moved at once, the duration, and the trial."""
 
     memory_mib: Floats
     concurrent: Floats
@@ -50,18 +50,18 @@ class Sample:
 
     @property
     def trials(self) -> int:
-        """Independent units."""
+        """Number of trials, which are the independent units."""
         return int(np.unique(self.trial).size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimeFit:
-    """A model of times, with 95 % intervals: per level one line, or one for all levels.
+    """A fitted model of times with 95 % intervals: one line for all levels of tasks at once, or one line per level.
 
-    `fixed_s[i]` and `s_per_mib[i]` (None: no dependence on memory) belong to `levels[i]` tasks at once; a model that
-    has one line has level 0. `total_s_per_mib` is the reciprocal of the total rate of "shared", `saturation` the number
-    of tasks at once that reach it. `error_frac` is the cross-validated error of each model that was tried. `lack` tells
-    whether it misses what was observed; `medians_s` are the observed medians by memory and tasks at once.
+    `fixed_s[i]` and `s_per_mib[i]` (None: no dependence on memory) belong to `levels[i]` tasks at once; a model with
+    one line has level 0. `total_s_per_mib` is the reciprocal of the total rate of "shared", and `saturation` is the
+    number of tasks at once that reaches it. `error_frac` has the cross-validated error of each model that was tried.
+    `lack` is the result of the lack-of-fit test; `medians_s` has the observed medians by memory and tasks at once.
     """
 
     model: str
@@ -85,11 +85,11 @@ class TimeFit:
 
     @property
     def outliers(self) -> list[int]:
-        """Indices of observations further than `OUTLIER_DEVIATIONS` from the others; they were used all the same."""
+        """Indices of observations whose residuals exceed `OUTLIER_DEVIATIONS`; the fit includes them."""
         return [int(index) for index in np.flatnonzero(np.abs(self.deviations) > OUTLIER_DEVIATIONS)]
 
     def measured_s(self, memory_mib: float, concurrent: float) -> float:
-        """Return what a simulation should take: what is expected, but the observed median where the fit misses it."""
+        """Return the seconds for a simulation: the expected time, or the observed median if the fit is rejected."""
         if self.lack is not None and self.lack.shown:
             observed_s = self.medians_s.get((memory_mib, concurrent))
             if observed_s is not None:
@@ -97,7 +97,7 @@ class TimeFit:
         return self.predict_s(memory_mib, concurrent)
 
     def predict_s(self, memory_mib: float, concurrent: float) -> float:
-        """Return the expected time of one task, never negative; between and beyond levels linear in tasks at once."""
+        """Return the expected seconds of one task, at least 0; linear in tasks at once between and beyond levels."""
         times_s = [
             fixed_s.value + (slope.value if slope else 0.0) * memory_mib * max(1.0, concurrent / self.saturation)
             for fixed_s, slope in zip(self.fixed_s, self.s_per_mib, strict=True)
@@ -110,12 +110,12 @@ class TimeFit:
 
 
 class _Rows(NamedTuple):
-    """Parameters of a model fitted once for each of R weightings of the observations: L lines and a saturation."""
+    """Parameters of a model, fitted for each of R weightings of the observations: L lines and a saturation."""
 
     fixed_s: Floats  # (R, L)
     s_per_mib: Floats  # (R, L)
     saturation: Floats  # (R,)
-    line: Ints  # (n,) which line an observation is on
+    line: Ints  # (n,) index of the line of each observation
 
     def expected_s(self, sample: Sample) -> Floats:
         """Return the expected time of each observation (R, n)."""
@@ -124,7 +124,7 @@ class _Rows(NamedTuple):
 
 
 def fit_times(sample: Sample) -> TimeFit | None:
-    """Choose and fit a model; None without observations. Raises ValueError for values that are not finite."""
+    """Select and fit a model; None without observations. Raises ValueError for values that are not finite."""
     if not sample.time_s.size:
         return None
     if not all(np.isfinite(values).all() for values in (sample.memory_mib, sample.concurrent, sample.time_s)):
@@ -147,7 +147,7 @@ def fit_times(sample: Sample) -> TimeFit | None:
 
 
 def deviations_of(residuals: Floats) -> Floats:
-    """Return residuals (n,) in robust standard deviations, by their median absolute deviation; 0 if that is 0."""
+    """Return residuals (n,) in robust standard deviations, from their median absolute deviation; 0 if that is 0."""
     centred = residuals - np.median(residuals)
     scale = _MAD_TO_DEVIATION * np.median(np.abs(centred))
     return np.asarray(centred / scale) if scale > 0.0 else np.zeros_like(residuals)
@@ -156,8 +156,8 @@ def deviations_of(residuals: Floats) -> Floats:
 def median_interval(values: Sequence[float] | Floats, trials: Sequence[int] | Ints, quantile: float = 0.5) -> Interval:
     """Return a quantile of values (n,) with its 95 % interval over trials (n,), with NaN bounds for one trial.
 
-    From `LEAST_TRIALS` trials by bootstrap; a median of fewer by Student's t of their medians; a quantile in the tail
-    of fewer has none.
+    The interval is a bootstrap for `LEAST_TRIALS` trials or more. For fewer trials, the interval of a median is
+    Student's t of the trials' medians, and other quantiles have NaN bounds.
     """
     ys, units = np.asarray(values, dtype=np.float64), np.asarray(trials)
     value = float(np.quantile(ys, quantile))
@@ -181,8 +181,8 @@ def ratio_interval(
 ) -> Interval:
     """Return the ratio of the medians of two independent groups of positive values, with its 95 % interval.
 
-    The interval is that of the difference of logarithms: the squares of the two half widths add up, so that each group
-    keeps its own, honest number of trials. NaN bounds if one group has but one trial.
+    The interval is that of the difference of logarithms, whose half width is the root of the summed squares of both
+    half widths. Each group thus enters with its own number of trials. The bounds are NaN if a group has a single trial.
     """
     groups = [
         median_interval(np.log(np.asarray(values)), trials)
@@ -196,9 +196,9 @@ def ratio_interval(
 
 
 def slope_interval(x: Sequence[float], y: Sequence[float], trials: Sequence[int]) -> Interval | None:
-    """Return the slope of y (n,) over x (n,) by Theil and Sen with its 95 % interval over trials.
+    """Return the Theil-Sen slope of y (n,) over x (n,) with its 95 % interval over trials.
 
-    None if x does not vary; NaN bounds for fewer than `LEAST_TRIALS` trials.
+    Return None if x does not vary. The bounds are NaN for fewer than `LEAST_TRIALS` trials.
     """
     units = np.asarray(trials)
     _intercepts, slopes = theil_sen(
@@ -213,7 +213,7 @@ def slope_interval(x: Sequence[float], y: Sequence[float], trials: Sequence[int]
 
 
 def bootstrap_weights(trial: Ints, draw: np.random.Generator | None = None, resamples: int = 0) -> Floats:
-    """Return how often each observation counts (1 + R, n): once in the first row, by drawn trials in the others."""
+    """Return the counts of each observation (1 + R, n): 1 in the first row, those of drawn trials in the others."""
     _names, unit = np.unique(trial, return_inverse=True)
     units = int(unit.max()) + 1
     draw = draw or np.random.default_rng(_SEED)
@@ -222,7 +222,7 @@ def bootstrap_weights(trial: Ints, draw: np.random.Generator | None = None, resa
 
 
 def _pairs(x: Floats, draw: np.random.Generator, most: int) -> tuple[Ints, Ints]:
-    """Return pairs of observations at different x, all of them or `most` drawn ones."""
+    """Return pairs of observations at different x: all pairs, or a random sample of `most`."""
     left, right = np.triu_indices(x.size, 1)
     apart = np.flatnonzero(x[left] != x[right])
     if apart.size > most:
@@ -233,7 +233,7 @@ def _pairs(x: Floats, draw: np.random.Generator, most: int) -> tuple[Ints, Ints]
 def theil_sen(
     x: Floats, y: Floats, weights: Floats, draw: np.random.Generator | None = None, most_pairs: int = _PAIRS
 ) -> tuple[Floats, Floats]:
-    """Return intercepts and slopes (R,) of y over x under each row of weights (R, n); NaN slopes without pairs."""
+    """Return Theil-Sen intercepts and slopes (R,) of y over x for each row of weights (R, n); NaN without pairs."""
     left, right = _pairs(x, draw or np.random.default_rng(_SEED), most_pairs)
     if not left.size:
         return weighted_median(y, weights), np.full(weights.shape[0], np.nan)
@@ -242,14 +242,14 @@ def theil_sen(
 
 
 def _rises(slopes: Floats, trials: int) -> bool:
-    """Whether a slope, of all data first and of resamples after it, lies above 0 with its whole interval."""
+    """Return whether the whole interval of a slope is above 0; `slopes` are of all data, then of resamples."""
     if trials < LEAST_TRIALS or np.isfinite(slopes).mean() < 0.95:
         return False
     return expanded_interval(float(slopes[0]), slopes[1:], trials).low > 0.0
 
 
 def _lines(sample: Sample, weights: Floats, levels: Floats | None, *, memory: bool) -> _Rows:
-    """Fit one line per level, or one for all; a line that does not rise for sure becomes a constant."""
+    """Fit one line per level, or one for all; a line whose slope is not significantly above 0 becomes a constant."""
     groups = [np.ones(sample.time_s.size, dtype=bool)]
     if levels is not None:
         groups = [sample.concurrent == level for level in levels]
@@ -268,23 +268,24 @@ def _lines(sample: Sample, weights: Floats, levels: Floats | None, *, memory: bo
 
 
 def _shared(sample: Sample, weights: Floats) -> _Rows:
-    """Fit the law of a shared total rate.
+    """Fit the model of a shared total rate.
 
-    Some of the levels of tasks at once, the lower ones, do not reach the total rate: their slope is that of one task.
-    The slope over memory times tasks of the others is that of the total. The split that fits all data best is taken.
+    The lower levels of tasks at once do not reach the total rate: their slope over memory is that of one task. The
+    slope of the higher levels over memory times tasks gives the total rate. The split between them with the least error
+    over all data is selected.
     """
     everything = np.ones((1, sample.time_s.size))
     splits = np.unique(sample.concurrent).tolist()
     errors = []
     for split in splits:
         residual_s = sample.time_s - _shared_from(sample, everything, split).expected_s(sample)
-        fits = np.isfinite(residual_s).all()  # else a part has one memory size only
+        fits = np.isfinite(residual_s).all()  # not finite if one part has a single memory size
         errors.append(float(_error(sample, residual_s, everything)[0]) if fits else np.inf)
     return _shared_from(sample, weights, splits[int(np.argmin(errors))])
 
 
 def _shared_from(sample: Sample, weights: Floats, split: float) -> _Rows:
-    """Fit the law with `split` as the first level of tasks at once that reaches the total rate."""
+    """Fit the model of a shared rate, with `split` as the first level of tasks at once that reaches the total rate."""
     memory_mib, concurrent, time_s = sample.memory_mib, sample.concurrent, sample.time_s
     full, alone = concurrent >= split, concurrent < split
     _fixed, total = theil_sen((memory_mib * concurrent)[full], time_s[full], weights[:, full])
@@ -311,12 +312,12 @@ def _error(sample: Sample, residual_s: Floats, weights: Floats) -> Floats:
 
 
 def _least_s(time_s: Floats) -> float:
-    """Return what relative errors are at least relative to: what a job felt may be near 0."""
+    """Return the least denominator of relative errors in seconds, as felt times may be near 0."""
     return max(0.01 * float(np.median(np.abs(time_s))), 1e-9)
 
 
 def _left_out_error(sample: Sample, lines: _Rows | None) -> float:
-    """Return the cross-validated error of lines like these (None: of "shared"), infinite for a single trial."""
+    """Return the cross-validated error of a model with such lines (None: of "shared"), infinite for a single trial."""
     names = np.random.default_rng(_SEED).permutation(np.unique(sample.trial))
     folds = min(_FOLDS, names.size)
     if folds < 2:
@@ -327,12 +328,12 @@ def _left_out_error(sample: Sample, lines: _Rows | None) -> float:
     rows = _refit(sample, lines, weights) if lines else _shared(sample, weights)
     residual_s = rows.expected_s(sample)[fold, np.arange(fold.size)] - sample.time_s
     if not np.isfinite(residual_s).all():
-        return np.inf  # some fold left no trial of a level
+        return np.inf  # without some fold, a level has no trial
     return float(_error(sample, residual_s[None, :], np.ones((1, fold.size)))[0])
 
 
 def _refit(sample: Sample, fitted: _Rows, weights: Floats) -> _Rows:
-    """Fit lines again under other weights, with a slope where they had one."""
+    """Fit the lines again with other weights; lines without a slope remain constants."""
     fixed_s, slopes = [], []
     for index in range(fitted.fixed_s.shape[1]):
         chosen = fitted.line == index
@@ -346,7 +347,7 @@ def _refit(sample: Sample, fitted: _Rows, weights: Floats) -> _Rows:
 
 
 def _simplest(error_frac: dict[str, float], trials: int) -> str:
-    """Return the simplest model that no richer one beats by enough; they come from the simplest to the richest."""
+    """Return the simplest model that no richer model beats by the margin; `error_frac` is in order of richness."""
     chosen = "linear" if "linear" in error_frac else "constant"
     margin = max(MARGIN, trials**-0.5)
     for name, error in error_frac.items():

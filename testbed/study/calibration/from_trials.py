@@ -1,4 +1,4 @@
-"""A calibration from the trials of a lab."""
+"""Evaluation of a lab's trials: from the journal of trials to a calibration."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NOT_PROVENANCE = ("kind", "created_unix_s", "seed", "experiments")
 def calibrate_from(
     trials: Trials, trials_file: Path | None = None, *, storage: str = "disk", cache: str = "warm"
 ) -> Calibration:
-    """Return what the trials support by the experiments that are installed; equal trials give an equal calibration.
+    """Return the calibration of trials by the installed experiments; equal trials give an equal calibration.
 
-    `trials_file` (or its folder) is where they were read from, for the digest. The tables of overheads are of images
-    in `storage`, read with `cache` "warm" or "cold". Raises RunError if no trial succeeded.
+    `trials_file` is the file of the trials or its folder, for the digest. The tables of overheads are for images in
+    `storage`, read with a `cache` that is "warm" or "cold". Raises RunError if no trial succeeded.
     """
     done = [outcome for outcome in trials.outcomes if outcome.error is None]
     if not done:
@@ -80,7 +80,7 @@ def _utc(unix_s: object) -> str:
 
 
 def _provenance(trials: Trials) -> dict[str, Any]:
-    """Return what was known of the lab at the begin, and how much others used its machine meanwhile."""
+    """Return the facts of the lab at the begin, and the foreign load on its machine during the trials."""
     known = {key: value for key, value in trials.begin.items() if key not in _NOT_PROVENANCE}
     foreign = [outcome.foreign_cpu_frac for outcome in trials.outcomes if outcome.foreign_cpu_frac is not None]
     if foreign:

@@ -1,9 +1,9 @@
-"""Whether a fit misses what was observed by more than chance: a test over the conditions that were measured.
+"""Lack-of-fit test: whether a fit deviates from the observations by more than chance, over all measured conditions.
 
-Of each condition, a memory size with a number of tasks at once, the median of the relative residuals should be about 0.
-How far it may be from 0 by chance tells a bootstrap over the independent units, of residuals from the same fit. The
-largest of these medians, each in units of its own standard deviation, is compared with the largest of the bootstrap:
-so the probability that one of many conditions seems to differ is that of the whole test.
+For each condition, which is a memory size with a number of tasks at once, the median of the relative residuals should
+be about 0. A bootstrap over the independent units, of residuals from the same fit, gives the deviations by chance. The
+largest of these medians, each in units of its own standard deviation, is compared with the largest in each resample.
+So the level of the test holds for all conditions together.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Floats = NDArray[np.float64]
 
 SIGNIFICANT = 0.05
 MATTERS_FRAC = 0.05
-_LEAST_CONDITIONS = 3  # more than a line has parameters
+_LEAST_CONDITIONS = 3  # more than the two parameters of a line
 _LEAST_SPREAD = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class LackOfFit:
-    """The result: how likely it is that chance alone makes a condition miss the fit as much, and the worst one.
+    """The result: the p-value, and the condition with the largest deviation.
 
-    `worst_frac` is its median residual, relative to what the fit expects.
+    `worst_frac` is the median residual of that condition, relative to the expected value of the fit.
     """
 
     p: float
@@ -37,14 +37,15 @@ class LackOfFit:
 
     @property
     def shown(self) -> bool:
-        """Whether the fit is shown to miss, by as much as matters."""
+        """Whether a lack of fit is significant and large enough to matter."""
         return self.p < SIGNIFICANT and abs(self.worst_frac) >= MATTERS_FRAC
 
 
 def lack_of_fit(memory_mib: Floats, concurrent: Floats, residual_frac: Floats, weights: Floats) -> LackOfFit | None:
-    """Test residuals (n,) of observations at these conditions; None where there are too few of these.
+    """Test the residuals (n,) of observations under these conditions; None for too few conditions or resamples.
 
-    `weights` (1 + R, n) say how often each observation counts: once in the first row, by drawn units in the others.
+    `weights` (1 + R, n) are the counts of each observation: 1 in the first row, and those of a bootstrap over units in
+    the others.
     """
     places, place = np.unique(np.stack([memory_mib, concurrent]), axis=1, return_inverse=True)
     kinds = places.shape[1]
@@ -54,7 +55,7 @@ def lack_of_fit(memory_mib: Floats, concurrent: Floats, residual_frac: Floats, w
     for kind in range(kinds):
         own = np.flatnonzero(place.ravel() == kind)
         medians[:, kind] = weighted_median(residual_frac[own], weights[:, own])
-    there = np.isfinite(medians).all(axis=1)  # else a resample left a condition out
+    there = np.isfinite(medians).all(axis=1)  # drop resamples without observations of some condition
     drawn, found = medians[there][1:], medians[0]
     if len(drawn) < 2:
         return None

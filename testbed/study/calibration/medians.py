@@ -1,4 +1,4 @@
-"""Medians under many weightings at once, as a bootstrap needs them."""
+"""Weighted medians under many weightings at once, for a bootstrap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Floats = NDArray[np.float64]
 
 
 def weighted_median(values: Floats, weights: Floats) -> Floats:
-    """Return the median of `values` (n,) or (R, n) under each row of `weights` (R, n); NaN for a row of zeros."""
+    """Return the median (R,) of `values` (n,) or (R, n) under each row of `weights` (R, n); NaN for a row of zeros."""
     if values.ndim == 1:
         order = np.argsort(values, kind="stable")
         ordered, weight = np.broadcast_to(values[order], weights.shape), weights[:, order]
@@ -18,7 +18,7 @@ def weighted_median(values: Floats, weights: Floats) -> Floats:
         ordered, weight = np.take_along_axis(values, each, 1), np.take_along_axis(weights, each, 1)
     below = np.cumsum(weight, axis=1)
     half = below[:, -1:] / 2.0
-    lower = np.argmax(below >= half, axis=1)  # the two middle ones, the same where one holds the middle
+    lower = np.argmax(below >= half, axis=1)  # the two middle values, equal if one value covers the middle
     upper = np.argmax(below > half, axis=1)
     row = np.arange(weights.shape[0])
     return np.where(below[:, -1] > 0.0, (ordered[row, lower] + ordered[row, upper]) / 2.0, np.nan)

@@ -16,14 +16,14 @@ Grid = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One measured value of the lab in `unit`, under `condition` (what is not named in it was varied or irrelevant).
+    """One measured value in `unit`, under `condition`; factors that it does not name varied or do not matter.
 
-    `low` and `high` bound its 95 % interval over `n` trials, NaN where one trial, or a maximum, supports none;
-    `observations` of those trials were used, all of them, also `outliers` of them (see `Outlier`). `model` is the kind
-    of fit: "constant" (a median, or another statistic of its own), "linear" (a line over memory), "shared" (a line
-    whose rate is shared by tasks at once), "levels" (a line for each number of tasks at once) or "maximum". `goodness`
-    is the median absolute residual of the observations relative to what the model expects, NaN where that has no
-    meaning. `lack_of_fit_p` is how likely chance alone makes a condition miss the model as much, NaN if not tested.
+    `low` and `high` bound its 95 % interval over `n` trials, NaN where a single trial, or a maximum, supports none.
+    `observations` is the number of observations in those trials. All of them were used, also the `outliers` among them
+    (see `Outlier`). `model` is the kind of fit: "constant" (a median, or another statistic of its own), "linear" (a
+    line over memory), "shared" (a line whose rate is shared by tasks at once), "levels" (a line for each number of
+    tasks at once) or "maximum". `goodness` is the median absolute residual relative to the model's expected value, NaN
+    where that has no meaning. `lack_of_fit_p` is the p-value of the lack-of-fit test, NaN if not tested.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Quantity:
 
     @property
     def bounded(self) -> bool:
-        """Whether it has an interval."""
+        """Whether the quantity has an interval."""
         return isfinite(self.low) and isfinite(self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """An observation further than 3.5 robust standard deviations from what its model expects; it was kept."""
+    """An observation further than 3.5 robust standard deviations from the model's expected value; it was kept."""
 
     quantity: str
     trial: int
@@ -58,7 +58,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A trial that failed; it gave no observation."""
+    """A failed trial, which has no observations."""
 
     trial: int
     experiment: str
@@ -68,10 +68,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """An assumption of the papers, and whether this lab agrees.
+    """An assumption of the papers, and the verdict of this lab on it.
 
-    `within_frac` is the least bound on the deviation from the assumption that its 95 % intervals support, NaN if it
-    was not measured. `found` says it in a sentence with figures.
+    `within_frac` is the least bound on the deviation from the assumption that the 95 % intervals support, NaN if the
+    deviation was not measured. `found` is a sentence with the largest and the smallest deviation.
     """
 
     verdict: Verdict
@@ -83,11 +83,11 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class OverheadGrids:
-    """Seconds by tasks that move at one instant on one node (rows) and memory of a task in 1e9 bytes (columns).
+    """Overheads in seconds by tasks that move at once on one node (rows) and memory per task in 1e9 bytes (columns).
 
-    `start_s` is None where no start was measured. `migration_ways_s` holds a whole migration by each mechanism that
-    was measured; `migration_s` is that of the lab's scenario. `parallel` are the seconds that jobs of several tasks
-    take beyond that, by the names of these grids; None if none was measured.
+    `start_s` is None if no start was measured. `migration_ways_s` has a complete migration by each mechanism that was
+    measured; `migration_s` is that by the mechanism of the lab's scenario. `parallel` has the additional seconds for
+    jobs of several tasks, by the names of these grids; None if not measured.
     """
 
     concurrent_tasks: tuple[int, ...]
@@ -102,7 +102,7 @@ class OverheadGrids:
 
 @dataclass(frozen=True, slots=True)
 class ProgressCurve:
-    """Rate of progress relative to the dedicated one at each yield, 1 at yield 1; None for a kind not measured."""
+    """Rate of progress at each yield, relative to the dedicated rate; None for a kind of job that was not measured."""
 
     yield_frac: tuple[float, ...]
     serial: tuple[float, ...] | None
@@ -111,9 +111,9 @@ class ProgressCurve:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The trials of a calibration: the file with its digest, how many, of which experiments, and the seed of the plan.
+    """The trials of a calibration: their file and its digest, their number, the experiments, and the seed of the plan.
 
-    `repeats` is the least number of trials that a condition has; `notes` are remarks for its reader.
+    `repeats` is the least number of trials of a condition; `notes` are remarks for the reader.
     """
 
     trials_file: str
@@ -128,7 +128,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All that a file `calibration.toml` holds; `provenance` is the lab as its nodes announced it."""
+    """The content of a file `calibration.toml`; `provenance` has the facts of the lab that its nodes announced."""
 
     about: About
     provenance: Mapping[str, Any]
@@ -140,7 +140,7 @@ class Calibration:
     failed: tuple[Failed, ...] = ()
 
     def find(self, name: str, **condition: Value) -> list[Quantity]:
-        """Return the quantities of a name whose conditions hold all these values."""
+        """Return the quantities of a name whose conditions have all these values."""
         return [
             quantity
             for quantity in self.quantities
@@ -157,7 +157,7 @@ def condition_words(condition: Mapping[str, Value]) -> str:
     )
 
 
-_USUAL: Mapping[str, Value] = {"touched_frac": 1.0, "moved": 0}  # goes without saying
+_USUAL: Mapping[str, Value] = {"touched_frac": 1.0, "moved": 0}  # default values, which are left out of texts
 _WORDS = {
     "memory_mib": "{} MiB",
     "touched_frac": "{} of it touched",

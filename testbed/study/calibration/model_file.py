@@ -1,4 +1,4 @@
-"""Writes `calibration.toml`: whole or not at all, and the same bytes for the same calibration."""
+"""Writer of `calibration.toml`: atomic, and with the same bytes for the same calibration."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from testbed.errors import RunError
 from testbed.host.whole_files import write_whole
 from testbed.study.calibration.model import VERSION, Calibration, OverheadGrids, Quantity
 
-_DIGITS = 9  # more than any clock here resolves
+_DIGITS = 9  # significant digits: more than any clock of a lab resolves
 _NUMBERS = re.compile(r"\[\n(?:\s+[-+.\w]+,\n)+\s*\]")
 
 _HEAD = """\
-# What was measured on this lab's own nodes, with its uncertainty.
-# Units are in the names: _s seconds of the wall clock, _mib 2^20 bytes, _gb 1e9 bytes, _frac parts of one.
+# Calibration: quantities that were measured on the nodes of this lab, with their uncertainty.
+# Units are in the names: _s wall seconds, _mib 2^20 bytes, _gb 1e9 bytes, _frac fractions of 1.
 """
 _COMMENTS = {
-    "calibration": "The trials that this is made of; each is one condition with fresh guests.",
-    "provenance": """The lab as its nodes told it when the trials began. foreign_cpu_frac: the part of the machine's CPU
-        time that others used meanwhile, median over the trials.""",
-    "assumptions": """What the papers assume. held: within 2 %; within: within 10 %; broken: beyond 10 % in at least one
-        condition; undecided: more trials would tell. within_frac: the least bound that the 95 % intervals support.""",
-    "overheads": """For `testbed simulate --overheads`. Rows: tasks that move at one instant on one node; columns:
-        memory of a task. start_s: order to first progress of a new job. save_s: how long a task that leaves holds its
-        node. resume_s: order to restore to progress. migration_s: a whole migration as its job feels it. parallel:
-        what a job of several tasks takes beyond that. progress: rate relative to a dedicated node, by yield.""",
-    "migration_ways_s": "Whole migrations by each mechanism that was measured, on the grid of [overheads].",
-    "quantity": """low, high: 95 % interval over n trials (none: not known). model: constant, linear over memory, shared
-        (tasks at once share the total rate), levels (a line for each number of tasks at once), maximum. goodness:
-        median absolute residual relative to what the model expects. outliers: observations beyond 3.5 robust standard
+    "calibration": "The trials of this calibration; each trial is one condition with fresh guests.",
+    "provenance": """The facts of the lab that its nodes announced when the trials began. foreign_cpu_frac: fraction of
+        the machine's CPU time that load outside the lab used, median over the trials.""",
+    "assumptions": """Assumptions of the papers. held: within 2 %; within: within 10 %; broken: beyond 10 % in at least
+        one condition; undecided: more trials are needed. within_frac: the least bound on the deviation that the 95 %
+        intervals support.""",
+    "overheads": """For `testbed simulate --overheads`. Rows: number of tasks that move at once on one node; columns:
+        memory of a task. start_s: from the start command to the first progress of a new job. save_s: time for which a
+        task that is saved occupies its node. resume_s: from the restore command to the first progress. migration_s:
+        time that a complete migration takes from its job. parallel: additional seconds of jobs of several tasks.
+        progress: rate of progress relative to the dedicated rate, by yield.""",
+    "migration_ways_s": "Complete migrations by each mechanism that was measured, on the grid of [overheads].",
+    "quantity": """low, high: 95 % interval over n trials (missing: unknown). model: constant, linear over memory,
+        shared (tasks at once share the total rate), levels (a line for each number of tasks at once), maximum.
+        goodness: median absolute residual relative to the model. outliers: observations beyond 3.5 robust standard
         deviations; they are kept in the fits.""",
-    "outlier": "Those observations one by one, apart from the tails of latencies.",
-    "failed": "Trials that failed, and why.",
+    "outlier": "The outliers of the quantities; those of latencies are not listed.",
+    "failed": "Failed trials with their errors.",
 }
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write the file; raises RunError, and leaves what was there, if it cannot."""
+    """Write the file; if that fails, keep the present file and raise RunError."""
     try:
         write_whole(path, calibration_text(calibration))
     except OSError as error:
@@ -52,7 +54,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """Return the whole text of the file."""
+    """Return the content of the file."""
     tables: dict[str, Any] = {
         "calibration": {"version": VERSION, **asdict(calibration.about)},
         "provenance": calibration.provenance,
@@ -68,14 +70,14 @@ def calibration_text(calibration: Calibration) -> str:
 
 
 def overheads_table(calibration: Calibration) -> dict[str, Any]:
-    """Return the table `[overheads]` as the simulator reads it; empty without one."""
+    """Return the table `[overheads]` as the simulator reads it; empty without overheads."""
     grids: OverheadGrids | None = calibration.overheads
     if grids is None:
         return {}
     table = {"concurrent_per": "node", **asdict(grids)}
     del table["migration_ways_s"]
     if calibration.progress is not None:
-        curve = calibration.progress  # a kind that was not measured is as the papers assume: the yield itself
+        curve = calibration.progress  # without measurements, jobs progress at their yield, as the papers assume
         table["progress"] = {
             "yield_frac": curve.yield_frac,
             "serial": curve.serial or curve.yield_frac,
@@ -86,12 +88,12 @@ def overheads_table(calibration: Calibration) -> dict[str, Any]:
 
 def _quantity(quantity: Quantity) -> dict[str, Any]:
     table = asdict(quantity)
-    table["condition"] = table.pop("condition")  # a table of its own: last
+    table["condition"] = table.pop("condition")  # last, because TOML needs sub-tables after plain values
     return table
 
 
 def _block(name: str, table: object) -> str:
-    """Return one table, or one array of tables, after its comment."""
+    """Return the TOML of one table, or of one array of tables, after its comment."""
     comment = "".join(f"# {line}\n" for line in wrap(" ".join(_COMMENTS[name].split()), 110))
     if not isinstance(table, list):
         return comment + _compact(tomli_w.dumps({name: _plain(table)}))
@@ -100,18 +102,18 @@ def _block(name: str, table: object) -> str:
 
 
 def _dotted(entry: str) -> str:
-    """Put the condition of an entry on lines of its own keys: `[condition]` would be a table of the whole file."""
+    """Write the condition of an entry with dotted keys, because `[condition]` would be a table of the whole file."""
     head, _, condition = entry.partition("\n[condition]\n")
     return head.rstrip("\n") + "\n" + "".join(f"condition.{line}\n" for line in condition.split("\n") if line)
 
 
 def _compact(text: str) -> str:
-    """Put arrays of plain numbers on one line each; strings are never without quotes, nor over lines."""
+    """Put arrays of plain numbers on one line each; strings cannot match, as they have quotes and no line breaks."""
     return _NUMBERS.sub(lambda array: "[" + ", ".join(re.findall(r"[-+.\w]+", array[0])) + "]", text)
 
 
 def _plain(value: Any) -> Any:
-    """Return what TOML can say: no NaN, no more digits than mean something, lists for tuples."""
+    """Return a value in TOML's types: without None and NaN, with rounded floats, and with lists for tuples."""
     if isinstance(value, Mapping):
         return {
             str(key): _plain(item)

@@ -1,7 +1,7 @@
-"""The tables that the simulator reads (`testbed.scheduling.simulation.overheads_file`), from what was fitted.
+"""Tables of overheads for the simulator (`testbed.scheduling.simulation.overheads_file`), from the fits.
 
-The grid is that of the trials of save and restore: memory sizes and tasks at once that were really measured, with the
-times that the fits expect there. The simulator goes on linearly beyond them, never below 0.
+The grid has the memory sizes and the numbers of tasks at once that were measured by trials of save and restore, with
+the expected times of the fits. The simulator extrapolates linearly beyond the grid, never below 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOVING = (SaveRestore.name, Transfer.name, LiveMigration.name, Start.name)
 def overheads_from(
     trials: Trials, by_experiment: Mapping[str, Quantities], *, storage: str = "disk", cache: str = "warm"
 ) -> tuple[OverheadGrids | None, list[str]]:
-    """Return the tables, None if saves and restores were not measured, and what their reader should know."""
+    """Return the tables, None if saves and restores were not measured, and notes for their reader."""
     found = {name: by_experiment.get(name, Quantities()) for name in _MOVING}
     saves = found[SaveRestore.name]
     save, resume = saves.fit("save", storage=storage), saves.fit("resume", storage=storage, cache=cache)
@@ -40,7 +40,7 @@ def overheads_from(
     notes: list[str] = []
     memory_mib, levels = _grid_of(trials, storage, cache)
     if levels[0] != 1:
-        notes.append(f"One task at a time was not measured, at the least {levels[0]}: its times are by the fits.")
+        notes.append(f"Single tasks were not measured, but {levels[0]} at once: times of single tasks are by the fits.")
         levels = [1, *levels]
 
     def grid(*fits: TimeFit) -> Grid:
@@ -76,31 +76,31 @@ def overheads_from(
 
 
 def _missed(name: str, fit: TimeFit) -> str:
-    """Return a note on a fit that misses what was observed; empty if it does not."""
+    """Return a note on a fit with a lack of fit; empty if there is none."""
     lack = fit.lack
     if lack is None or not lack.shown:
         return ""
     where = condition_words({"memory_mib": round(lack.memory_mib), "concurrent": round(lack.concurrent)})
     return (
-        f"{name}: a {fit.model} law of memory misses what was observed, by {lack.worst_frac:+.0%} at {where} "
-        f"(p = {lack.p:.2g}): {name}_s is the observed medians."
+        f"{name}: the {fit.model} model of memory does not fit: the median residual is {lack.worst_frac:+.0%} at "
+        f"{where} (p = {lack.p:.2g}), so {name}_s has the observed medians."
     )
 
 
 def _through_storage(
     transfer: TimeFit | None, save: TimeFit, resume: TimeFit, grid: Callable[..., Grid], notes: list[str]
 ) -> Grid:
-    """Return save + transfer + restore + first progress, without the transfer where none was measured."""
+    """Return save + transfer + restore + first progress, without the transfer if none was measured."""
     if transfer is None:
-        notes.append("No transfer of images between nodes was measured: migration_s holds none.")
+        notes.append("No transfer of images between nodes was measured: migration_s includes none.")
         return grid(save, resume)
     return grid(save, transfer, resume)
 
 
 def _parallel(trials: Trials, save: TimeFit, resume: TimeFit, start: TimeFit | None) -> dict[str, float] | None:
-    """Return what jobs of several tasks take beyond what is expected of as many tasks at once; None if not measured.
+    """Return the additional seconds of jobs of several tasks over as many independent tasks at once.
 
-    Only what is more than nothing for sure, with its whole interval.
+    A value is 0 unless its whole 95 % interval is above 0. Return None if such jobs were not measured.
     """
     jobs = [outcome for outcome in trials.of(MpiSaveRestore.name) if not outcome.condition.get("moved")]
     begun = [outcome for outcome in trials.of(Start.name) if (number(outcome.condition, "tasks") or 1) > 1]
@@ -114,7 +114,10 @@ def _parallel(trials: Trials, save: TimeFit, resume: TimeFit, start: TimeFit | N
 
 
 def _beyond(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], fit: TimeFit) -> float | None:
-    """Return the median of what was observed less what a fit expects, None without observations."""
+    """Return the median excess of observed times over the expected times of a fit, None without observations.
+
+    It is 0 if its 95 % interval is not above 0.
+    """
     nodes = trials.begin.get("nodes", {})
     machines = len({facts.get("address") for facts in nodes.values()})
     found = Column()
@@ -136,7 +139,7 @@ def _columns(outcome: Outcome, names: Sequence[str]) -> tuple[list[float], list[
 
 
 def _grid_of(trials: Trials, storage: str, cache: str) -> tuple[list[float], list[int]]:
-    """Return the memory sizes (MiB) and tasks at once that were measured, each increasing."""
+    """Return the memory sizes (MiB) and the numbers of tasks at once that were measured, each increasing."""
     wanted = {"storage": storage, "cache": cache}.items()
     used = [outcome for outcome in trials.of(SaveRestore.name) if wanted <= outcome.condition.items()]
     whole = [outcome for outcome in used if outcome.condition.get("touched_frac", WHOLE) == WHOLE]
@@ -150,10 +153,10 @@ def _filled_mib(outcome: Outcome) -> float:
 
 
 def progress_from(by_experiment: Mapping[str, Quantities]) -> tuple[ProgressCurve | None, list[str]]:
-    """Return the progress of serial and of parallel jobs by yield, and what its reader should know.
+    """Return the progress of serial and of parallel jobs by yield, and notes for the reader.
 
-    A point is the median of the conditions of its kind, linear between the yields of one kind where only the other
-    was measured at a yield.
+    A point is the median over the conditions of one kind of job. At a yield that was measured for the other kind only,
+    the point is interpolated linearly.
     """
     measured = by_experiment.get(Proportionality.name, Quantities()).named("relative_progress")
     points = {kind: _points(measured, kind) for kind in ("serial", "parallel")}
@@ -162,7 +165,7 @@ def progress_from(by_experiment: Mapping[str, Quantities]) -> tuple[ProgressCurv
         return None, []
     curves = {kind: _curve(own, yields) for kind, own in points.items()}
     notes = [
-        f"Progress of {kind} jobs was not measured: a simulation takes it to be their yield [RR 2.2]."
+        f"Progress of {kind} jobs was not measured: a simulation uses their yield [RR 2.2]."
         for kind, curve in curves.items()
         if curve is None
     ]
@@ -170,7 +173,7 @@ def progress_from(by_experiment: Mapping[str, Quantities]) -> tuple[ProgressCurv
 
 
 def _points(measured: Sequence[Quantity], kind: str) -> dict[float, float]:
-    """Return the median progress at each yield below 1 at which there was any."""
+    """Return the median progress at each measured yield below 1, without medians of 0."""
     found: dict[float, float] = {}
     own = [quantity for quantity in measured if quantity.condition.get("kind") == kind]
     for at in {float(quantity.condition["yield_frac"]) for quantity in own}:
@@ -184,5 +187,5 @@ def _curve(points: Mapping[float, float], yields: Sequence[float]) -> tuple[floa
     if not points:
         return None
     known = [0.0, *sorted(points), 1.0]
-    rates = [0.0, *(points[at] for at in sorted(points)), 1.0]  # by definition: relative to that at yield 1
+    rates = [0.0, *(points[at] for at in sorted(points)), 1.0]  # rates are relative to the rate at yield 1
     return tuple(round(float(rate), 6) for rate in np.interp(yields, known, rates))

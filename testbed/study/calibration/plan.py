@@ -1,7 +1,7 @@
-"""The order of trials: each block does every condition once, in an order of its own.
+"""The plan of trials: a randomised block design in which each block does every condition once, in its own random order.
 
-Whatever drifts (temperature, caches, a neighbour) then falls on all conditions alike, and a calibration that is ended
-early has measured all of them equally often.
+Drift (of temperature, caches, or other load) then affects all conditions alike. A calibration that is stopped early has
+measured all conditions about equally often.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed.study.calibration.values import Observation, Value
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One condition of one experiment, once more with fresh guests."""
+    """One planned trial: a condition of an experiment in one block, with fresh guests."""
 
     experiment: str
     block: int
@@ -28,14 +28,14 @@ class Trial:
 
 
 def conditions_of(experiment: Experiment, lab: LabFacts, *, quick: bool) -> list[Observation] | str:
-    """Return the conditions of an experiment on a lab, checked, or why it has none; whatever it raises is a reason."""
+    """Return the checked conditions of an experiment on a lab, or the reason (or error) why there are none."""
     try:
         if reason := experiment.why_not(lab):
             return reason
         return _checked(experiment, lab, quick=quick)
     except UserError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001  # whatever a plug-in raises must not cost the other experiments
+    except Exception as error:  # noqa: BLE001  # no error of a plug-in may stop the other experiments
         return printable(f"its conditions failed: {type(error).__name__}: {error}")
 
 
@@ -54,9 +54,9 @@ def _checked(experiment: Experiment, lab: LabFacts, *, quick: bool) -> list[Obse
 
 
 def plan(conditions: Mapping[str, Sequence[dict[str, Value]]], blocks: int, seed: int) -> list[Trial]:
-    """Return all trials in the order in which they are to be done; the same for the same arguments.
+    """Return all trials in the order in which they are to be done, which depends on the arguments only.
 
-    `conditions` are those of each experiment, by its name. Raises ValueError for a condition that is there twice.
+    `conditions` maps the name of each experiment to its conditions. Raises ValueError for a duplicate condition.
     """
     pairs = [(name, condition) for name, some in conditions.items() for condition in some]
     for name, some in conditions.items():
@@ -76,6 +76,6 @@ def key(experiment: str, condition: Mapping[str, Value], block: int | None = Non
 
 
 def left(trials: Iterable[Trial], outcomes: Iterable[Outcome], *, again: bool = True) -> list[Trial]:
-    """Return the trials that were not done yet; those that failed are done `again`."""
+    """Return the trials that were not done yet; with `again`, failed trials count as not done."""
     done = {outcome.key for outcome in outcomes if outcome.error is None or not again}
     return [trial for trial in trials if key(trial.experiment, trial.condition, trial.block) not in done]

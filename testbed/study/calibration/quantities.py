@@ -1,7 +1,7 @@
-"""Quantities of an experiment, gathered from its trials; a condition that was not measured gives none.
+"""Quantities of an experiment, computed from its trials; a condition without measurements has no quantity.
 
-Names end in their unit. A time that was fitted over memory, `save` say, gives `save_s` where it does not depend on it,
-else `save_fixed_s` and `save_mib_per_s`, and with a rate that tasks at once share `save_total_mib_per_s` too.
+Names end in their unit. A time that was fitted over memory, such as `save`, gives `save_s` if it does not depend on
+memory, else `save_fixed_s` and `save_mib_per_s`. If tasks at once share a rate, it also gives `save_total_mib_per_s`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from testbed.study.calibration.model import Outlier, Quantity
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Value
 
-WHOLE = 1.0  # of a guest's memory that is filled, as jobs of a trace fill theirs
+WHOLE = 1.0  # `touched_frac` of a guest that fills all of its memory, as jobs of a trace do
 
 
 def by_condition(outcomes: Iterable[Outcome], *keys: str) -> list[tuple[dict[str, Value], list[Outcome]]]:
-    """Return the outcomes by the values that their conditions have for these keys (those that have them), in order."""
+    """Return the outcomes grouped by the values of these keys in their conditions, in order, without missing keys."""
     groups: dict[tuple[tuple[str, Value], ...], list[Outcome]] = {}
     for outcome in outcomes:
         kind = tuple((key, outcome.condition[key]) for key in keys if key in outcome.condition)
@@ -44,7 +44,7 @@ def _in_order(kind: tuple[tuple[str, Value], ...]) -> list[tuple[str, float, str
 
 
 def number(values: Mapping[str, Value], name: str) -> float | None:
-    """Return a finite number of a condition or an observation, None if it has none of that name."""
+    """Return a value of a condition or an observation by its name, None if it is missing or no finite number."""
     value = values.get(name)
     return float(value) if isinstance(value, int | float) and isfinite(value) else None
 
@@ -57,14 +57,14 @@ class Column:
     trials: list[int] = field(default_factory=list)
 
     def add(self, value: float | None, trial: int) -> None:
-        """Add a value, if there is one."""
+        """Add a value unless it is None."""
         if value is not None:
             self.values.append(value)
             self.trials.append(trial)
 
     @property
     def units(self) -> int:
-        """Independent units."""
+        """Number of trials, which are the independent units."""
         return len(set(self.trials))
 
 
@@ -81,7 +81,7 @@ def column(outcomes: Iterable[Outcome], *names: str) -> Column:
 
 @dataclass(slots=True, eq=False)
 class Quantities:
-    """Gathers quantities of `trials`; `fits` are by the name of what was timed, and the condition of its trials."""
+    """Collection of the quantities of `trials`; `fits` has the name of each fitted time, its condition, and its fit."""
 
     trials: Sequence[Outcome] = ()
     found: list[Quantity] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Quantities:
         return iter(self.found)
 
     def named(self, name: str) -> list[Quantity]:
-        """Return the quantities of a name, one for each condition, in the order in which they were added."""
+        """Return the quantities of a name, one per condition, in the order in which they were added."""
         return [quantity for quantity in self.found if quantity.name == name]
 
     def fit(self, name: str, **condition: Value) -> TimeFit | None:
@@ -103,9 +103,10 @@ class Quantities:
         self, name: str, unit: str, values: Column, condition: Condition, *,
         quantile: float = 0.5, listed: bool = True, relative: bool = True,
     ) -> Quantity | None:  # fmt: skip
-        """Add the median of a column, or another quantile, if it has values; outliers one by one if `listed`.
+        """Add the median of a column, or another quantile, if the column has values; with `listed` also its outliers.
 
-        Residuals `relative` to a quantity that should be about 0, such as an error, mean nothing.
+        Set `relative` to False for a quantity that should be about 0, such as an error: residuals relative to it have
+        no meaning.
         """
         if not values.values:
             return None
@@ -122,7 +123,7 @@ class Quantities:
         return self.add(name, unit, interval, values, condition, goodness=goodness, outliers=int(far.sum()))
 
     def ratio(self, name: str, top: Column, bottom: Column, condition: Condition) -> None:
-        """Add the ratio of the medians of two columns of positive values, if both have some."""
+        """Add the ratio of the medians of two columns, if both have values and all are positive."""
         if top.values and bottom.values and min(*top.values, *bottom.values) > 0.0:
             ratio = ratio_interval(
                 top.values, self._units(top.trials), bottom.values, self._units(bottom.trials)
@@ -134,7 +135,7 @@ class Quantities:
         self, name: str, unit: str, interval: Interval, values: Column, condition: Condition, *,
         model: str = "constant", goodness: float = float("nan"), outliers: int = 0,
     ) -> Quantity:  # fmt: skip
-        """Add a quantity that was made of a column."""
+        """Add a quantity that was computed from a column."""
         quantity = Quantity(
             name, interval.value, interval.low, interval.high, unit, values.units, len(values.values), model, goodness,
             outliers, dict(condition),
@@ -143,9 +144,10 @@ class Quantities:
         return quantity
 
     def times(self, name: str, outcomes: Sequence[Outcome], observed: Sequence[str], condition: Condition) -> None:
-        """Fit the sums of named times against memory and tasks at once; adds the fit, its parameters and outliers.
+        """Fit the sums of named times over memory and tasks at once; add the fit, its parameters and its outliers.
 
-        Only trials of guests with all their memory filled count, where there are some: otherwise the filled part does.
+        Only trials of guests that fill all of their memory are used. If there are none, all trials are used, with the
+        filled part of the memory.
         """
         whole = [outcome for outcome in outcomes if outcome.condition.get("touched_frac", WHOLE) == WHOLE]
         rows: list[tuple[float, float, float, int]] = []
@@ -168,9 +170,9 @@ class Quantities:
         self._parameters(name, fit, under, Column(time_s.tolist(), trial.tolist()), concurrent.tolist())
 
     def _units(self, trials: Sequence[int]) -> list[int]:
-        """Return the independent unit of each trial: its block, if there are enough blocks.
+        """Return the independent unit of each trial: its block if there are enough blocks, else the trial itself.
 
-        A machine that is slower for minutes makes all trials of a block slower: they are no repeats of each other.
+        Trials of one block are not independent, because a machine may be slower for minutes.
         """
         block = {outcome.trial: outcome.block for outcome in self.trials}
         blocks = [block.get(trial, trial) for trial in trials]
@@ -201,7 +203,7 @@ class Quantities:
 
 
 def _not_varied(outcomes: Sequence[Outcome]) -> dict[str, Value]:
-    """Return memory and tasks at once where all trials have the same: the results hold for these only."""
+    """Return memory and tasks at once if they are the same in all trials, as the results hold for these only."""
     found: dict[str, Value] = {}
     for key in ("memory_mib", "concurrent"):
         values = {outcome.condition[key] for outcome in outcomes if key in outcome.condition}

@@ -1,4 +1,4 @@
-"""The experiments by name: entry points of the group `testbed.experiments`, the built-in ones among them."""
+"""The registry of experiments: entry points of the group `testbed.experiments`, including the built-in experiments."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from testbed.errors import UserError, nearest
 from testbed.study.calibration.experiment import Experiment
 
 GROUP = "testbed.experiments"
-_OWN = "testbed."  # modules of this distribution, whose names no other distribution can have
+_OWN = "testbed."  # modules of this distribution; other distributions cannot replace their experiments
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def find_experiments(names: Sequence[str] = ()) -> list[Experiment]:
-    """Return experiments by name in their order; raises `UserError` for one that is missing or does not load.
+    """Return experiments by name, in their order; raises `UserError` for one that is missing or does not load.
 
-    Without names these are all that load; `broken_experiments` returns the others.
+    Without names, return all experiments that load; `broken_experiments` returns the others.
     """
     points = _points()
     if not names:
@@ -37,7 +37,7 @@ def find_experiments(names: Sequence[str] = ()) -> list[Experiment]:
 
 
 def broken_experiments() -> dict[str, str]:
-    """Return why experiments that are installed cannot be used, a line each, by their names."""
+    """Return the errors of installed experiments that cannot be used, one line per experiment, by name."""
     broken = {name: str(error) for name, point in _points().items() if isinstance(error := _load(point), UserError)}
     for point in entry_points(group=GROUP):
         if point.value != _points()[point.name].value:
@@ -51,7 +51,7 @@ def known() -> tuple[str, ...]:
 
 
 def _points() -> dict[str, EntryPoint]:
-    """Return one entry point for each name; those of this distribution come before all others."""
+    """Return one entry point per name; entry points of this distribution take precedence."""
     points = sorted(entry_points(group=GROUP), key=lambda point: (point.value.startswith(_OWN), point.value))
     return {point.name: point for point in points}
 
@@ -69,7 +69,7 @@ def _load(point: EntryPoint) -> Experiment | UserError:
             return UserError(f"{_of(point)}: expected texts as about and section")
         if not isinstance(experiment.order, int):
             return UserError(f"{_of(point)}: order {experiment.order!r}: expected a whole number")
-    except Exception as error:  # noqa: BLE001  # whatever a plug-in raises must not cost the other experiments
+    except Exception as error:  # noqa: BLE001  # no error of a plug-in may stop the other experiments
         return UserError(f"{_of(point)}: {type(error).__name__}: {error}")
     return experiment
 

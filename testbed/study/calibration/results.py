@@ -1,4 +1,4 @@
-"""The results of experiments, checked: an experiment that fails costs its own results and no others."""
+"""The checked results of experiments: a failure in the evaluation of one experiment loses only its own results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Results:
 
 
 def results_of(trials: Trials, experiments: Sequence[Experiment]) -> Results:
-    """Return what the experiments make of the trials that succeeded, in the order of the experiments."""
+    """Return the results of the experiments from the trials that succeeded, in the order of the experiments."""
     results = Results(notes=_without_experiment(trials, experiments))
     quantity_of: dict[str, str] = {}
     assumption_of: dict[str, str] = {}
@@ -48,12 +48,12 @@ def results_of(trials: Trials, experiments: Sequence[Experiment]) -> Results:
 
 
 def guarded(experiment: str, what: str, made: Callable[[], T], notes: list[str]) -> T | None:
-    """Return what `made` returns; if it raises, add a line to `notes` and return None."""
+    """Return the result of `made()`; if it raises, add a line to `notes` and return None."""
     try:
         return made()
     except UserError as error:
         words = str(error)
-    except Exception as error:  # noqa: BLE001  # whatever a plug-in raises must not cost the other experiments
+    except Exception as error:  # noqa: BLE001  # no error of a plug-in may lose results of other experiments
         words = f"experiment {experiment}: {type(error).__name__}: {error}"
     notes.append(printable(f"{words}; its {what} are left out"))
     return None

@@ -1,4 +1,4 @@
-"""A calibration from its beginning to its end: plan, trials on live nodes, each journalled as it ends."""
+"""The session of a calibration: plan and trials on live nodes; each trial is journalled when it ends."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from testbed.study.calibration.trials import FILE, Outcome, TrialJournal, Trials
 
 BLOCKS = 10
 QUICK_BLOCKS = 3
-MOST_FAILURES = 3  # one after the other: the lab is broken
+MOST_FAILURES = 3  # after as many consecutive failures the lab counts as broken
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The progress of a session: the trial that was just done (None at first), how many of how many, seconds left."""
+    """The progress of a session: the last outcome (None at first), numbers of done and of all trials, seconds left."""
 
     outcome: Outcome | None
     done: int
@@ -55,11 +55,11 @@ class Order:
 async def calibrate(
     order: Order, place: Path, bring_up: BringUp, tell: Callable[[str], None], show: Callable[[Step], None]
 ) -> Trials:
-    """Do all trials that are not in `place` yet, and return all that are there then.
+    """Do all trials that the journal in `place` does not have yet; return all trials of the journal.
 
-    `tell` gets lines for people, `show` gets each step. A trial that fails is journalled and left out; three failures
-    one after the other end the calibration. On cancellation guests are destroyed and all trials that ended are kept.
-    Raises `UserError` if the journal in `place` is of another lab, seed or machine.
+    `tell` is called with messages for the user, `show` with each step. A failed trial is journalled and left out; three
+    consecutive failures end the calibration. On cancellation all guests are destroyed, and the completed trials are
+    kept. Raises `UserError` if the journal in `place` is of another lab, seed or machine.
     """
     before = _make_ready(place)
     async with open_lab(order.scenario, nodes=order.nodes, folder=place, bring_up=bring_up) as lab:
@@ -88,7 +88,7 @@ async def calibrate(
 
 
 def _make_ready(place: Path) -> Trials | None:
-    """Make the folder, set logs of an earlier session aside, and return the trials that are there."""
+    """Create the folder, rename the logs of an earlier session, and return the trials that the folder has."""
     place.mkdir(parents=True, exist_ok=True)
     agents = place / "agents"
     if agents.exists():
@@ -134,7 +134,7 @@ async def _one(experiment: Experiment, trial: Trial, number: int, lab: Lab, begi
         observations = checked_observations(experiment.name, await experiment.trial(lab, trial.condition))
     except TestbedError as failure:
         error = str(failure)
-    except Exception as failure:  # noqa: BLE001  # whatever a plug-in raises must not cost the other trials
+    except Exception as failure:  # noqa: BLE001  # no error of a plug-in may stop the other trials
         error = printable(f"{type(failure).__name__}: {failure}")
     return Outcome(
         trial=number,
@@ -150,7 +150,7 @@ async def _one(experiment: Experiment, trial: Trial, number: int, lab: Lab, begi
 
 
 class _Eta:
-    """Seconds that trials will take: the median of their condition so far, else what their experiment expected."""
+    """Estimates of the trials' durations: the median of earlier trials of the condition, else the expected duration."""
 
     def __init__(self, expected_s: dict[tuple[object, ...], float]) -> None:
         self._expected_s = expected_s
@@ -190,7 +190,7 @@ _SAME_FACTS = ("cpus", "memory_mib", "cpu_model", "kernel", "driver", "versions"
 
 
 def _must_be_same(before: Trials, now: dict[str, object], path: Path) -> None:
-    """Trials of different machines, seeds or sizes are no repeats of each other."""
+    """Raise `UserError` if the session differs from the journal's: trials of other machines or seeds are no repeats."""
     was = before.begin
     for name in ("lab", "seed", "quick"):
         if was.get(name) != now[name]:

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from testbed.study.calibration.model import Calibration, Quantity, condition_words
 from testbed.study.calibration.model_file import overheads_table
 
-_FIGURES = frozenset({"value", "n", "residual", "outliers", "trial", "expected", "deviations", "off by at most"})
+_FIGURES = frozenset({"value", "n", "residual", "outliers", "trial", "expected", "deviations", "deviation at most"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def text(self) -> str:
-        """Return it in columns of one width, the title first."""
+        """Return the table as text in columns of fixed width, with the title on the first line."""
         widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
         lines = [self.heads, *self.rows]
         cells = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
         return "\n".join((self.title, *(line.rstrip() for line in cells)))
 
     def markdown(self) -> str:
-        """Return it for a document."""
+        """Return the table in Markdown."""
         lines = [self.heads, ("---",) * len(self.heads), *self.rows]
         rows = (
             "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
@@ -51,7 +51,7 @@ def quantity_table(calibration: Calibration) -> Table:
         )
         for one in calibration.quantities
     )  # fmt: skip
-    return Table("Quantities (n trials; residual: median absolute, relative to what the model expects)", heads, rows)
+    return Table("Quantities (n: trials; residual: median absolute residual, relative to the model)", heads, rows)
 
 
 def assumption_table(calibration: Calibration) -> Table:
@@ -60,29 +60,30 @@ def assumption_table(calibration: Calibration) -> Table:
         (name, found.verdict, _percent(found.within_frac), found.statement, found.found, found.source)
         for name, found in calibration.assumptions.items()
     )
-    return Table("Assumptions", ("assumption", "verdict", "off by at most", "assumed", "found", "source"), rows)
+    return Table("Assumptions", ("assumption", "verdict", "deviation at most", "assumed", "measured", "source"), rows)
 
 
 def failed_table(calibration: Calibration) -> Table | None:
-    """Return the trials that failed, None if none did."""
+    """Return the failed trials, None if no trial failed."""
     rows = tuple(
         (str(failed.trial), failed.experiment, condition_words(failed.condition), failed.error)
         for failed in calibration.failed
     )
-    return Table("Trials that failed", ("trial", "experiment", "condition", "error"), rows) if rows else None
+    return Table("Failed trials", ("trial", "experiment", "condition", "error"), rows) if rows else None
 
 
 def outlier_table(calibration: Calibration) -> Table | None:
-    """Return the observations far from the others, None if there are none; all were kept in the fits."""
+    """Return the outliers, None if there are none; all were kept in the fits."""
     rows = tuple(
         (str(one.trial), one.quantity, _figure(one.value), _figure(one.expected), f"{one.deviations:+.1f}")
         for one in calibration.outliers
     )
-    return Table("Outliers, kept", ("trial", "quantity", "value", "expected", "deviations"), rows) if rows else None
+    heads = ("trial", "quantity", "value", "expected", "deviations")
+    return Table("Outliers (kept in the fits)", heads, rows) if rows else None
 
 
 def all_tables(calibration: Calibration) -> list[Table]:
-    """Return the tables that have rows: verdicts, quantities, outliers, trials that failed."""
+    """Return the tables that have rows: verdicts, quantities, outliers, failed trials."""
     tables = (
         assumption_table(calibration), quantity_table(calibration), outlier_table(calibration),
         failed_table(calibration),
@@ -91,7 +92,7 @@ def all_tables(calibration: Calibration) -> list[Table]:
 
 
 def print_calibration(calibration: Calibration, console: Console) -> None:
-    """Print all tables, and what their reader should know, for a person at a terminal."""
+    """Print all tables and notes on a terminal."""
     for table in all_tables(calibration):
         shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
         for head in table.heads:
@@ -105,7 +106,7 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
 
 
 def as_json(calibration: Calibration) -> dict[str, Any]:
-    """Return all of it as values that JSON has: null for unknown ones."""
+    """Return the calibration as data for JSON, with None for unknown values."""
     tree: dict[str, Any] = _known(asdict(calibration))
     tree["overheads"] = _known(overheads_table(calibration)) or None
     return tree
@@ -116,7 +117,7 @@ def _interval(quantity: Quantity) -> str:
 
 
 def _figure(value: float) -> str:
-    """Return four significant digits, never with an exponent where a person would not use one."""
+    """Return a number with four significant digits, without an exponent below 1e9."""
     if not isfinite(value):
         return ""
     text = f"{value:.4g}"

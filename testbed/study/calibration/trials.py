@@ -1,7 +1,7 @@
-"""The journal of a calibration: one JSON object a line, appended as each trial ends, so that it can be resumed.
+"""The journal of a calibration's trials, from which a calibration can be resumed: one JSON object per line.
 
-The first line is the `begin` with everything that was known of the lab; each `trial` or `failed` follows. What a
-crash left of a last line is cut off when the journal is opened again.
+The first line is the `begin` with the facts of the lab. A line `trial` or `failed` is appended when a trial ends. A
+partial last line, which a crash leaves, is cut off when the journal is opened again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FILE = "trials.jsonl"
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One trial that was done.
 
-    `trial` is its number in the journal. `error` says why it failed; there are then no observations. `t_s` counts from
-    the begin of its session; `foreign_cpu_frac` is the part of the machine's CPU time that was used by others than
-    guests, agents and controller meanwhile, None if it is not known.
+    `trial` is its number in the journal. `error` is the reason of a failed trial, which has no observations. `t_s` are
+    the seconds since the begin of the session. `foreign_cpu_frac` is the fraction of the machine's CPU time that load
+    other than guests, agents and controller used during the trial, None if unknown.
     """
 
     trial: int
@@ -41,13 +41,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The identity of this trial among all planned ones."""
+        """The identity of this trial among the planned trials."""
         return (self.experiment, self.block, *sorted(self.condition.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """The content of a journal: the data at the begin, and the outcomes in their order."""
+    """The content of a journal: the data of its first line, and the outcomes in their order."""
 
     begin: dict[str, Any]
     outcomes: list[Outcome]
@@ -57,14 +57,14 @@ class Trials:
         return [outcome for outcome in self.outcomes if outcome.experiment == experiment and outcome.error is None]
 
     def failed(self) -> list[Outcome]:
-        """Return the trials that failed and were not done again since."""
+        """Return the failed trials that were not repeated with success."""
         done = {outcome.key for outcome in self.outcomes if outcome.error is None}
         last = {outcome.key: outcome for outcome in self.outcomes if outcome.key not in done}
         return list(last.values())
 
 
 def read_trials(path: Path) -> Trials:
-    """Read a journal (or the folder it is in); raises `UserError` that names file, line and error."""
+    """Read a journal (`path` is the file or its folder); raises `UserError` with the file, the line and the error."""
     path = path / FILE if path.is_dir() else path
     try:
         lines = path.read_bytes().split(b"\n")
@@ -72,7 +72,7 @@ def read_trials(path: Path) -> Trials:
         raise UserError(f"{path}: cannot read: {error.strerror}; expected the trials of a calibration") from error
     begin: dict[str, Any] | None = None
     outcomes = []
-    for number, line in enumerate(lines[:-1], start=1):  # a line without a line break was not written whole
+    for number, line in enumerate(lines[:-1], start=1):  # a line without a line break is partial
         try:
             entry = json.loads(line)
             if entry["kind"] == "begin":
@@ -87,7 +87,7 @@ def read_trials(path: Path) -> Trials:
 
 
 class TrialJournal:
-    """Appends to a journal; every line is durable when the call returns. `next_trial` is the number of the next one."""
+    """Writer of a journal; a line is durable when the call returns. `next_trial` is the number of the next trial."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -123,7 +123,7 @@ class TrialJournal:
 
 
 def _whole_lines(path: Path) -> int:
-    """Cut a torn last line off, and return how many lines there are."""
+    """Cut off a partial last line; return the number of lines."""
     if not path.exists():
         return 0
     with path.open("rb+") as file:

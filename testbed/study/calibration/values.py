@@ -1,4 +1,4 @@
-"""The values of conditions and observations: numbers and texts by name, as a line of a journal holds them."""
+"""The types of conditions and observations: numbers and texts by name, as in a line of the trials' journal."""
 
 from __future__ import annotations
 

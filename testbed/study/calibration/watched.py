@@ -1,7 +1,7 @@
-"""Analyses samples of a guest's CPU time: how exactly a cap holds over windows, and when a new one does.
+"""Analysis of samples of a guest's CPU time: errors of a cap over windows, and the response time of a new cap.
 
-Caps hold over periods of 100 ms, within which a guest runs and is then stopped: CPU time over less than a period says
-nothing of its cap.
+A cap holds over periods of 100 ms, in which a guest first runs and is then stopped. CPU time over less than a period
+therefore gives no information about the cap.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Floats = NDArray[np.float64]
 
 RESPONSE_WINDOW_S = 0.2  # two periods of a cap
 NEAR_FRAC = 0.1
-NEAR_CORES = 0.02  # at least: a kernel that counts up CPU time at ticks of 4 ms shows no less over this window
-_STAYS_FRAC = 0.75  # of all later windows: on a busy machine single ones are off long after the change
-_SMOOTHED = 3  # windows of which the median counts, so that one bad sample changes nothing
+NEAR_CORES = 0.02  # least tolerance: a kernel that counts CPU time in ticks of 4 ms resolves no less over the window
+_STAYS_FRAC = 0.75  # fraction of all later windows: on a busy machine single windows deviate long after the change
+_SMOOTHED = 3  # number of windows in a running median, so that one bad sample changes nothing
 
 
 @dataclass(frozen=True, slots=True)
 class WindowUse:
-    """CPU use over all windows of one length: the median, and the greatest and the 95th percentile of errors."""
+    """CPU use over all windows of one length: median in cores, and maximum and 95th percentile of absolute errors."""
 
     windows: int
     used_cores: float
@@ -32,10 +32,10 @@ class WindowUse:
 
 
 def window_rates(t_s: ArrayLike, cpu_s: ArrayLike, window_s: float) -> tuple[Floats, Floats]:
-    """Return (begins, cores used) of sliding windows, one from each sample that one about `window_s` later follows.
+    """Return (begins, cores used) of sliding windows, one from each sample with another about `window_s` later.
 
-    Samples (n,) rise. The time that really passed counts; a window is left out if no sample comes within half a window
-    of its end: then the sampler itself was kept from its work.
+    Samples (n,) increase. Rates are over the elapsed time. A window is left out if no sample is within half a window of
+    its end, because then the sampler itself was delayed.
     """
     t, cpu = np.asarray(t_s, dtype=np.float64), np.asarray(cpu_s, dtype=np.float64)
     if t.shape != cpu.shape or t.ndim != 1:
@@ -53,7 +53,7 @@ def window_rates(t_s: ArrayLike, cpu_s: ArrayLike, window_s: float) -> tuple[Flo
 
 
 def window_use(t_s: ArrayLike, cpu_s: ArrayLike, window_s: float, requested_cores: float) -> WindowUse | None:
-    """Compare sliding windows with what was requested; None if the samples hold no window of that length."""
+    """Compare the CPU use over sliding windows with the request; None if the samples have no window of that length."""
     _begins_s, used_cores = window_rates(t_s, cpu_s, window_s)
     if not used_cores.size:
         return None
@@ -66,12 +66,12 @@ def window_use(t_s: ArrayLike, cpu_s: ArrayLike, window_s: float, requested_core
 def response_s(
     t_s: Sequence[float], cpu_s: Sequence[float], begin_s: float, cap_cores: float, *, until_s: float = float("inf")
 ) -> float | None:
-    """Return how long after the command's begin the guest used what its new cap allows, and went on so; None: never.
+    """Return the seconds from the command's begin until the CPU use reached the new cap and stayed there; None: never.
 
-    The rate at a moment is that over the `RESPONSE_WINDOW_S` that follow it, and of three neighbouring rates the median
-    counts. A rate is near if it is within `NEAR_FRAC` of `cap_cores`, or within `NEAR_CORES`. The response is at the
-    first moment from which the rate is near, also at the next moment, and at 3 in 4 of all later ones (whose windows
-    end by `until_s`). Times are in seconds by the clock of `t_s`.
+    The rate at a moment is the CPU use over the next `RESPONSE_WINDOW_S` seconds, smoothed by a running median of three
+    rates. A rate is near the cap if it is within `NEAR_FRAC` of `cap_cores`, or within `NEAR_CORES`. The response is
+    the first moment at which the rate is near the cap, also at the next moment, and at 3 of 4 of all later moments
+    (whose windows end by `until_s`). Times are in seconds by the clock of `t_s`.
     """
     begins_s, cores = window_rates(t_s, cpu_s, RESPONSE_WINDOW_S)
     after = (begins_s >= begin_s) & (begins_s + RESPONSE_WINDOW_S <= until_s)

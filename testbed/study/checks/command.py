@@ -1,4 +1,4 @@
-"""pytest as `testbed check` calls it: in a process of its own, without what other projects configure or install."""
+"""The pytest call of `testbed check`: a separate process that ignores configuration and plugins of other projects."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CONFIG = "pytest.ini"
 def pytest_argv(options: Sequence[str], checks: Sequence[Path]) -> list[str]:
     """Return the command line for the packaged checks, or for `checks`.
 
-    Works whether the plugin's entry point is installed or not. Packaged checks have a configuration of their own; those
-    of a lab are its own project, with its own.
+    It works with and without an installed entry point of the plugin. The packaged checks have a configuration of their
+    own; the checks of a lab use that of their own project.
     """
     suite = Path(testbed.study.checks.suite.__file__).parent
     where = [f"--rootdir={suite}", "-c", str(suite / _CONFIG), str(suite)] if not checks else list(map(str, checks))
@@ -34,7 +34,7 @@ def pytest_argv(options: Sequence[str], checks: Sequence[Path]) -> list[str]:
 
 
 def run_checks(options: Sequence[str], checks: Sequence[Path], *, as_json: bool) -> int:
-    """Run checks and return the exit code of the command; raises `RunError` when pytest itself failed."""
+    """Run checks and return the exit code of the command; raises `RunError` if pytest itself failed."""
     with tempfile.TemporaryDirectory(prefix="dfrs-check-") as folder:
         report = Path(folder) / "checks.json"
         argv = pytest_argv([*options, f"--checks-json={report}"], checks)
@@ -53,13 +53,16 @@ def exit_code(code: int, *, interrupted: bool) -> int:
         return code
     if code in {_USAGE, _NOTHING}:
         return 2
-    if code == _INTERRUPTED:  # by an error in a file of checks
+    if code == _INTERRUPTED:  # no user did: an error in a file of checks ended the collection
         return 1
-    raise RunError(f"pytest ended with code {code}: its last lines say why")
+    raise RunError(f"pytest ended with code {code}: its last lines give the reason")
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for its end. The terminal's Ctrl-C reaches it, too; a SIGTERM is handed on, and it cleans up as well."""
+    """Wait for the process to end and return its exit code.
+
+    Ctrl-C of the terminal reaches that process directly. SIGTERM is forwarded to it, so that it cleans up, too.
+    """
     with _handed_on(process):
         while True:
             with contextlib.suppress(KeyboardInterrupt):

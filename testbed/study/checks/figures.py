@@ -1,6 +1,6 @@
-"""The figures that checks measure: unit, which values are good, and how far from its reference each may be.
+"""The figures that checks measure: their units, the direction that is better, and their default tolerances.
 
-The tolerances are what a new reference is written with; in the file they are the lab's own to change.
+A new reference is written with these tolerances. The lab's owner may change them in the file of references.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Figure:
     slack: float = 0.0
 
     def reference(self, value: float) -> Reference:
-        """Return a reference of a value with the tolerances that come with the figure."""
+        """Return a reference of a value with the figure's default tolerances."""
         return Reference(value, self.lower_frac, self.upper_frac, self.unit, self.better, self.slack)
 
 
@@ -45,7 +45,7 @@ KNOWN = {figure.name: figure for figure in _KNOWN}
 
 
 def find_figure(name: str) -> Figure:
-    """Return a figure by its name; one that is not known is read from the unit at the name's end."""
+    """Return a figure by its name; an unknown figure gets its unit from the end of its name."""
     if name in KNOWN:
         return KNOWN[name]
     for ending, unit, better in _UNITS:

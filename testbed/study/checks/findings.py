@@ -1,4 +1,4 @@
-"""The results of a check session as data: for the terminal, for JSON, for the properties of JUnit."""
+"""The results of a check session as data: for the terminal, JSON, and JUnit properties."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from testbed.study.checks.judge import Better, Reference, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure of one check, on one machine: its runs (the second one confirms), and their outcome.
+    """One figure of one check on one machine: its runs (the second one confirms the first), and their verdict.
 
-    `note` says why there is no reference; `updated` that the first run has become it.
+    `note` is the reason why there is no reference. `updated` means that the first run became the reference.
     """
 
     figure: str
@@ -29,7 +29,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """All of it, for a person."""
+        """The figure, its runs, its reference and its verdict in one sentence."""
         runs = ", then ".join(f"{run.value:.4g} [{run.low:.4g}, {run.high:.4g}]" for run in self.runs)
         measured = f"{self.figure} on {self.node}: {runs} {self.unit}"
         if self.updated:
@@ -43,7 +43,7 @@ class Finding:
         return f"{measured}; reference {reference.value:.4g}, {limit}: {_SAYS[self.verdict]}"
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as JSON has it; times and rates are in `unit`."""
+        """Return the finding as data for JSON; values are in `unit`."""
         reference = self.reference
         return {
             "figure": self.figure,
@@ -68,7 +68,7 @@ class Finding:
         }
 
     def properties(self) -> list[tuple[str, object]]:
-        """Return it as properties of a JUnit case."""
+        """Return the finding as properties of a JUnit test case."""
         first = self.runs[0]
         found: list[tuple[str, object]] = [
             (self.figure, f"{first.value:.6g}"),
@@ -86,7 +86,7 @@ class Finding:
 _SAYS = {
     Verdict.HELD: "held",
     Verdict.REGRESSED: "a regression, confirmed by the second run",
-    Verdict.UNCONFIRMED: "UNCONFIRMED: worse than the reference, but not surely so",
+    Verdict.UNCONFIRMED: "UNCONFIRMED: worse than the reference, but the interval or the second run does not prove it",
     Verdict.IMPROVED: "improved, confirmed by the second run: --update-references makes it the reference",
     Verdict.NO_REFERENCE: "no reference",
 }
@@ -94,9 +94,9 @@ _SAYS = {
 
 @dataclass(slots=True)
 class CheckRecord:
-    """One check: its outcome, the reason, and how long it took with its set-up and clean-up.
+    """One check: its outcome, the reason, and its duration with set-up and tear-down in seconds.
 
-    `doubts` are faults that would have failed it if the machine had been in a state to judge.
+    `doubts` are possible faults on a machine that was too busy to confirm them; on an idle one they fail the check.
     """
 
     check: str
@@ -108,7 +108,7 @@ class CheckRecord:
     findings: list[Finding] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as JSON has it."""
+        """Return the record as data for JSON."""
         return {
             "check": self.check,
             "outcome": self.outcome,
@@ -121,5 +121,5 @@ class CheckRecord:
 
 
 def of_verdict(findings: Sequence[Finding], *verdicts: Verdict) -> list[Finding]:
-    """Return the findings with one of these verdicts; one that was made the reference has none any more."""
+    """Return the findings with one of these verdicts, without those that became the reference."""
     return [finding for finding in findings if finding.verdict in verdicts and not finding.updated]

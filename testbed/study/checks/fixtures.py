@@ -25,8 +25,8 @@ class Measure(Protocol):
     def __call__(self, trial: Trial, *, condition: str = "") -> None:
         """Measure the figures of the marker `reference` and judge them.
 
-        `trial` does one measurement with guests of its own and returns the figures by name. `condition` says what was
-        measured (`128 MiB`): a reference holds for one condition only.
+        `trial` does one measurement with guests of its own and returns the figures by name. `condition` describes the
+        measurement, such as `128 MiB`: a reference holds for one condition only.
         """
 
 
@@ -43,9 +43,9 @@ def lab(
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(opening)
-        except UserError as error:  # nothing can be checked: it is the call that is wrong, no check has failed
+        except UserError as error:  # a mistake in the call or its files: no check has failed
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-        except Exception as error:  # whatever it was, the checks that follow are skipped with it
+        except Exception as error:  # of any type: the checks that follow are skipped with this reason
             session.failed_to_open = str(error) or type(error).__name__
             raise
         session.opened(opening)
@@ -56,7 +56,7 @@ def lab(
 
 @pytest.fixture(autouse=True)
 def _fits_the_lab(request: pytest.FixtureRequest) -> None:
-    """Skip a check that is for another kind of hypervisor than the lab's."""
+    """Skip a check whose marker `hypervisor` names other hypervisors than the lab's."""
     named = {name for marker in request.node.iter_markers("hypervisor") for name in marker.args}
     if not named:
         return
@@ -67,23 +67,23 @@ def _fits_the_lab(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def node(request: pytest.FixtureRequest, lab: LabUnderTest) -> NodeUnderTest:
-    """Each node under test, one after the other (checks with the marker `hypervisor`); the first one for others."""
+    """Each node under test in turn, for checks with the marker `hypervisor`; for other checks the first node."""
     name = getattr(request, "param", lab.nodes[0].name)
     return next(found for found in lab.nodes if found.name == name)
 
 
 @pytest.fixture
 def driver(lab: LabUnderTest) -> DriverUnderTest:
-    """The driver of the guests, and its abilities."""
+    """The driver of the guests, with its capabilities."""
     return lab.driver
 
 
 @pytest.fixture
 def guest(request: pytest.FixtureRequest, lab: LabUnderTest) -> Callable[..., BlockingLabJob]:
-    """A function that makes a job, to be used as a context: the job is destroyed at the end, whatever happened.
+    """A factory of jobs that are context managers: the job is destroyed at the end of the context, also after errors.
 
-    As in `with guest(memory_mib=256) as job: job.start()`; `LabUnderTest.guest` documents its arguments.
-    In a check that takes a `node`, a job of one task is on that node unless the call names another.
+    Example: `with guest(memory_mib=256) as job: job.start()`. `LabUnderTest.guest` documents the arguments.
+    In a check that takes a `node`, the job has one task on that node unless the call names nodes.
     """
     here: tuple[NodeUnderTest, ...] = ()
     if "node" in request.fixturenames:
@@ -103,7 +103,7 @@ def guest(request: pytest.FixtureRequest, lab: LabUnderTest) -> Callable[..., Bl
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest, lab: LabUnderTest) -> Measure:
-    """Return what measures the figures that the check's marker `reference` names."""
+    """Return a function that measures and judges the figures that the check's marker `reference` names."""
     names = [name for marker in request.node.iter_markers("reference") for name in marker.args]
     where: NodeUnderTest = request.getfixturevalue("node") if "node" in request.fixturenames else lab.nodes[0]
     session = checks_of(request.config)
@@ -123,9 +123,9 @@ def measure(request: pytest.FixtureRequest, lab: LabUnderTest) -> Measure:
 
 @pytest.fixture
 def doubt(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """A function that makes a check UNCONFIRMED, for a reason: a possible fault, on a machine that cannot confirm it.
+    """A function that marks a check as UNCONFIRMED, with a reason: a possible fault that a busy machine cannot confirm.
 
-    The check goes on; unless it fails otherwise, it passes and is shown.
+    The check continues. If it does not fail otherwise, it passes and the summary shows the reason.
     """
     record = checks_of(request.config).record(request.node)
 
@@ -138,7 +138,7 @@ def doubt(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def calibration(pytestconfig: pytest.Config) -> Mapping[str, Any]:
-    """The tables of the file that `--calibration` names; a check that asks for it is skipped without."""
+    """The tables of the file of `--calibration`; without that option, a check with this fixture is skipped."""
     path = checks_of(pytestconfig).settings.calibration
     if path is None:
         pytest.skip("no calibration: --calibration FILE names one")

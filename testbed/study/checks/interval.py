@@ -1,4 +1,4 @@
-"""The median of few measured values with its bootstrap interval: exact, so the same values give the same interval."""
+"""The median of few values with its exact percentile bootstrap interval: no random resamples, so it is reproducible."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class MedianInterval:
 
 
 def median_interval(values: Sequence[float]) -> MedianInterval:
-    """Return the median with its percentile bootstrap interval, that of infinitely many resamples.
+    """Return the median with its 95 % percentile bootstrap interval in the limit of infinitely many resamples.
 
-    The median of n values drawn from n sorted ones is at most the k-th of them exactly if at least half of the draws
-    are, by the binomial distribution. For even n the lower bound is that of the lower of both middle values,
-    the upper bound that of the upper one: a little too wide rather than too narrow. Five values give [least, greatest].
-    Raises `ValueError` for fewer than `LEAST_VALUES`, or for one that is not finite.
+    The median of n draws with replacement from n sorted values is at most the k-th value exactly if at least half of
+    the draws are. The binomial distribution gives the probability of that. For even n the lower bound uses the lower
+    of the two middle draws and the upper bound the upper one: the interval is then slightly too wide, never too narrow.
+    For five values the interval is [least, greatest]. Raises `ValueError` for fewer than `LEAST_VALUES` values, or for
+    a value that is not finite.
     """
     if len(values) < LEAST_VALUES:
         raise ValueError(f"{len(values)} values: expected at least {LEAST_VALUES}, each of a fresh guest")
@@ -42,7 +43,7 @@ def median_interval(values: Sequence[float]) -> MedianInterval:
 
 
 def _at_most(n: int, k: int, order: int) -> float:
-    """Return how probable it is that the `order`-th of n draws from n values is at most the k-th value."""
+    """Return the probability that the `order`-th smallest of n draws from n values is at most the k-th value."""
     if k == n:
         return 1.0
     favourable = sum(comb(n, hits) * k**hits * (n - k) ** (n - hits) for hits in range(order, n + 1))

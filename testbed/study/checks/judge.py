@@ -1,7 +1,7 @@
-"""Whether measured figures are a regression: decided from one run, or from two, and never from less evidence.
+"""Verdicts on measured figures by comparison of one or two runs with a reference band.
 
-A run is the median of one figure over fresh guests with its interval. A regression is one only if the interval of the
-median lies wholly outside the reference's band on the worse side, and that of a confirming second run does, too.
+A run is the median of one figure over fresh guests with its interval. A figure regressed only if the interval of the
+median lies wholly outside the reference band on the worse side, in the first run and in a confirming second run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ class Better(StrEnum):
 
 
 class Side(StrEnum):
-    """The position of a run: its median within the band; beyond, the interval reaching into it (maybe); all beyond."""
+    """The position of a run relative to the band.
+
+    Its median is within the band; or the median is outside and the interval reaches into the band (maybe); or the
+    whole interval is outside.
+    """
 
     WITHIN = "within"
     MAYBE_WORSE = "maybe worse"
@@ -44,7 +48,7 @@ class Verdict(StrEnum):
 class Reference:
     """The expected values of a figure: the band [value (1 - lower_frac) - slack, value (1 + upper_frac) + slack].
 
-    `slack` is in the unit of the value: figures near zero need it, as a fraction of zero is zero.
+    `slack` is in the unit of the value. Figures near zero need it, because a fraction of zero is zero.
     """
 
     value: float
@@ -65,7 +69,7 @@ class Reference:
         return self.value * (1.0 + self.upper_frac) + self.slack
 
     def side_of(self, run: MedianInterval) -> Side:
-        """Return where a run lies."""
+        """Return the position of a run relative to the band."""
         if self.low <= run.value <= self.high:
             return Side.WITHIN
         wholly = run.high < self.low or run.low > self.high
@@ -75,11 +79,11 @@ class Reference:
 
 
 def judge(reference: Reference | None, runs: Sequence[MedianInterval]) -> Verdict | None:
-    """Return the outcome of up to two runs, or None when another is needed; `ValueError` for more than were needed.
+    """Return the verdict on up to two runs, or None if a second run is needed.
 
-    A second run is needed if the first lies wholly outside the band; both then have to agree. A median outside with an
-    interval that reaches into the band is no proof, whatever a second run says: a worse one is reported, a better one
-    is not.
+    A second run is needed if the first lies wholly outside the band; both then have to agree. If the median is outside
+    the band but the interval reaches into it, the run proves nothing, and a second run is not needed: a worse median
+    is unconfirmed, and a better one counts as held. Raises `ValueError` for more runs than were needed.
     """
     if not runs:
         return None

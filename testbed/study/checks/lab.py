@@ -1,4 +1,4 @@
-"""The lab of a check session: opened once, leased, released at the end, and given up when it is broken."""
+"""The lab of a check session: opened and leased once, released at the end; marked as broken when a node is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CALL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class NodeUnderTest:
-    """One node: its index in the lab, its name, and what it is."""
+    """One node: its index in the lab, its name, and the facts that its agent reports."""
 
     index: int
     name: str
@@ -36,7 +36,11 @@ class NodeUnderTest:
 
 @dataclass(frozen=True, slots=True)
 class DriverUnderTest:
-    """The driver's name, the hypervisor (`kvm`, `qemu`, `xen`, `process`), their abilities."""
+    """The driver of the nodes under test: its name, its hypervisor, and its capabilities.
+
+    `hypervisor` is `kvm`, `qemu`, `xen`, or the driver's name such as `process`. `names` are those that
+    `@pytest.mark.hypervisor` accepts for it.
+    """
 
     name: str
     hypervisor: str
@@ -45,7 +49,7 @@ class DriverUnderTest:
 
 
 def choose_nodes(scenario: Scenario, wanted: str) -> tuple[str, ...]:
-    """Return the names of the nodes to check, in the lab's order; `wanted` is a list with commas, empty for all."""
+    """Return the names of the nodes to check, in the lab's order; `wanted` is comma-separated, empty for all nodes."""
     known = [node.name for node in scenario.nodes]
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     for name in names:
@@ -55,16 +59,16 @@ def choose_nodes(scenario: Scenario, wanted: str) -> tuple[str, ...]:
 
 
 def restricted(scenario: Scenario, names: Sequence[str]) -> Scenario:
-    """Return the scenario with only these nodes, where a lab may have fewer: one in a box is up as it is."""
+    """Return the scenario with only these nodes; a box keeps all of its nodes, because they run already."""
     if scenario.box is not None:
         return scenario
     return scenario.model_copy(update={"nodes": tuple(node for node in scenario.nodes if node.name in names)})
 
 
 class LabUnderTest:
-    """Live nodes under this process's lease. `broken` says why nothing more can be checked, or is empty.
+    """Live nodes under this process's lease. `broken` is the reason why no more checks can run, or empty.
 
-    As a context it is open: `live` is the lab then, and agents that were started here end with it.
+    Within the context the lab is open as `live`. Agents that this process started end with the context.
     """
 
     live: BlockingLab
@@ -77,9 +81,9 @@ class LabUnderTest:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Bring it up, lease it, wait for its nodes.
+        """Open the lab: start its agents if needed, take its lease, and wait for its nodes.
 
-        Raises `UserError` when it is not there or is driven by another controller.
+        Raises `UserError` if the lab cannot be reached, or if another controller drives it.
         """
         self._place = next(self._places)
         self._place.mkdir()
@@ -103,11 +107,12 @@ class LabUnderTest:
         return self.live.original.fleet
 
     def _leave(self) -> None:
-        self._fleet.on_node_change = lambda _node, _change: None  # agents end from here on: the lab is closed
+        # agents end while the lab is closed: their nodes are not lost
+        self._fleet.on_node_change = lambda _node, _change: None
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """Give the lab back for the block: its lease is released meanwhile, with whatever still runs on its nodes."""
+        """Close the lab for the duration of the block: its lease is released although guests may still run."""
         self._stack.close()
         try:
             yield
@@ -120,7 +125,7 @@ class LabUnderTest:
 
     @property
     def driver(self) -> DriverUnderTest:
-        """The driver of the nodes under test: the abilities are those that all of them have."""
+        """The driver of the nodes under test, with the capabilities that all of these nodes have."""
         facts = [node.facts for node in self.nodes]
         return DriverUnderTest(
             facts[0].driver,
@@ -136,24 +141,24 @@ class LabUnderTest:
 
     @property
     def floor_mib(self) -> int:
-        """The least memory of a guest."""
+        """The least memory of a guest in MiB: the greatest minimum over the nodes under test."""
         return max(node.facts.guest_floor_mib for node in self.nodes)
 
     @property
     def small_mib(self) -> int:
-        """Memory of a guest whose memory does not matter, though it is enough for an MPI rank."""
+        """Memory in MiB of a guest whose size does not matter: a small amount that is enough for an MPI rank."""
         return max(SMALL_MIB, self.floor_mib)
 
     def storage(self, node: NodeUnderTest) -> str:
-        """Type of the file system of a node's saved guests; `?` on another machine."""
+        """Return the type of the file system with a node's images; `?` if it is on another machine."""
         return storage_of(self.image_folder(node))
 
     def machine(self, node: NodeUnderTest) -> str:
-        """Return the key of a node's figures."""
+        """Return the machine key under which the references have a node's figures."""
         return machine_key(machine_facts(node.facts, self.storage(node)))
 
     def image_folder(self, node: NodeUnderTest) -> Path | None:
-        """Return where a node keeps saved guests, if that is on this machine."""
+        """Return the folder of a node's images, None if it is on another machine or inside a virtual machine."""
         if self.scenario.box is not None:
             spec = next(spec for spec in spec_of(self.scenario).nodes if spec.name == node.name)
             return None if spec.is_nested else spec.image_dir
@@ -162,15 +167,15 @@ class LabUnderTest:
         return None
 
     def call(self, node: NodeUnderTest, action: AnyAction, deadline_s: float = _CALL_S) -> dict[str, object]:
-        """Command a node and return its agent's report; raises `TestbedError` when it fails or does not answer."""
+        """Send a command to a node and return its agent's report; raises `TestbedError` if it fails or times out."""
         return self.live.command(node.index, action, deadline_s)
 
     def guests_on(self, node: NodeUnderTest) -> list[GuestSample]:
-        """Return every guest that a node really holds."""
+        """Return all guests that the agent of a node reports."""
         return self.live.guests_on(node.index)
 
     def idle_cores(self, node: NodeUnderTest) -> float:
-        """Return how many cores of a node's machine did nothing, by its latest sample; 0 if there is none."""
+        """Return the number of idle cores of a node's machine in its latest telemetry; 0 without telemetry."""
         telemetry = self._fleet.nodes[node.index].telemetry
         return 0.0 if telemetry is None else (1.0 - telemetry.cpu_frac) * node.facts.machine_cores
 
@@ -186,9 +191,9 @@ class LabUnderTest:
         nodes: Sequence[int | str | NodeUnderTest] = (),
         **details: Any,
     ) -> BlockingLabJob:
-        """Return a job that is not started yet, with a task on each of `nodes` (the first under test without any).
+        """Return a job that is not started yet, with one task on each of `nodes` (default: the first under test).
 
-        Without `memory_mib` it is small; without `cpu_cores` each task can use all of the smallest node. `details` are
+        `memory_mib` defaults to `small_mib`, and `cpu_cores` per task to all cores of the smallest node. `details` are
         those of `Lab.job`: program, work_s, topology, message_bytes, iteration_s, imbalance, touched_frac.
         """
         where = [node.index if isinstance(node, NodeUnderTest) else node for node in nodes] or [self.nodes[0].index]

@@ -20,9 +20,9 @@ def accelerator_of(facts: NodeFacts) -> str:
 
 
 def hypervisors_of(facts: NodeFacts) -> frozenset[str]:
-    """Return the names that a node's hypervisor goes by in `@pytest.mark.hypervisor(...)`.
+    """Return the names of a node's hypervisor in `@pytest.mark.hypervisor(...)`.
 
-    The driver's name, and what runs the guests: `kvm`, `qemu` where they are emulated, `xen`.
+    These are the driver's name and the hypervisor's: `kvm`, `qemu` for emulated guests, or `xen`.
     """
     names = {facts.driver}
     if hypervisor := traits_in(facts).hypervisor:
@@ -31,13 +31,13 @@ def hypervisors_of(facts: NodeFacts) -> frozenset[str]:
 
 
 def hypervisor_of(facts: NodeFacts) -> str:
-    """Return what runs the guests of a node: `kvm`, `qemu`, `xen`, or the driver's name."""
+    """Return the hypervisor of a node's guests: `kvm`, `qemu`, `xen`, or the driver's name."""
     others = sorted(hypervisors_of(facts) - {facts.driver})
     return others[0] if others else facts.driver
 
 
 def storage_of(folder: Path | None) -> str:
-    """Return the type of the file system of a folder on this machine; `?` where it cannot be known."""
+    """Return the type of the file system of a folder on this machine; `?` if it is unknown."""
     if folder is None:
         return "?"
     best, kind = -1, "?"
@@ -54,11 +54,11 @@ def storage_of(folder: Path | None) -> str:
 
 
 def machine_facts(facts: NodeFacts, storage: str) -> dict[str, str]:
-    """Return what the figures of a node depend on, by name."""
+    """Return the facts of a node that its figures depend on, by name."""
     caps = next((c for c in facts.capabilities if c.startswith("cap:")), "")
     versions = {name: facts.versions[name] for name in _KEY_VERSIONS if name in facts.versions}
     if not traits_in(facts).runs_own_programs:
-        versions.pop("python", None)  # guests hold no Python there
+        versions.pop("python", None)  # guests of such drivers run no Python
     return {
         "cpu_model": " ".join(facts.cpu_model.split()),
         "cores": f"{facts.cpus:g} of {facts.machine_cores}",
@@ -87,7 +87,7 @@ def testbed_version() -> str:
     if not (root / ".git").exists():
         return testbed.__version__
     try:
-        found = subprocess.run(  # noqa: S603  # nothing of it is anybody's input
+        found = subprocess.run(  # noqa: S603  # no argument is user input
             ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--match=-"],  # noqa: S607  # the user's own git
             capture_output=True, text=True, check=False, timeout=10, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Figures of a check: measured with fresh guests, judged by this machine's references, confirmed before they fail."""
+"""Measurement of a check's figures with fresh guests, and their comparison with the references of this machine.
+
+A regression fails a check only after a second run has confirmed it.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ Trial = Callable[[], Mapping[str, float]]
 def measure_figures(
     names: Sequence[str], trial: Trial, condition: str, lab: LabUnderTest, node: NodeUnderTest, settings: Settings
 ) -> list[Finding]:
-    """Run `trial`, each time with fresh guests, as often as `settings` say; return the outcomes of its figures.
+    """Run `settings.fresh_guests` trials, each with fresh guests; return one finding per figure.
 
-    A second run is done only if a figure needs it, and counts only for such figures. With `update` the first run
-    is written as the references, and nothing is judged. Raises `ValueError` if a trial leaves a figure out.
+    A second run of as many trials follows only if a figure needs it, and counts only for such figures. With
+    `settings.update` the first run becomes the references, and no figure is judged. Raises `ValueError` if a trial
+    leaves a figure out.
     """
     figures = {name: find_figure(name) for name in names}
     machine = lab.machine(node)

@@ -1,7 +1,7 @@
-"""The pytest plugin `testbed`: options and markers, and everything else only in a session that is given a lab.
+"""The pytest plugin `testbed`: markers in every session; options, fixtures and hooks only in a session with a lab.
 
-Whoever has the package installed and never names a lab pays for an import of this module, and meets no new option,
-fixture or hook of ours: `--lab` is not an option until it is on the command line (or in `addopts`, as `--lab=FILE`).
+A session without a lab imports this module and gets its two markers, but no option and no fixture: `--lab` becomes an
+option only if the command line has it (or `addopts`, as `--lab=FILE`). Other projects can thus use the same names.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 
 FIXTURES = frozenset({"lab", "node", "guest", "driver", "calibration", "measure", "doubt"})
 _MARKERS = (
-    "hypervisor(*names): runs on a lab's nodes (--lab), only on kvm, qemu (emulated), xen, process, ... if it says so",
-    "reference(*figures): measures these figures with `measure`, and judges them by the references of this machine",
+    "hypervisor(*names): runs on a lab's nodes (--lab); with names, only on kvm, qemu (emulated), xen, process, ...",
+    "reference(*figures): measures these figures with `measure`, and compares them with this machine's references",
 )
 
 
@@ -29,21 +29,21 @@ def _add_options(parser: pytest.Parser) -> None:
     group.addoption("--lab", metavar="LAB", type=Path, help="the lab to check: a scenario file, or a packaged name")
     group.addoption("--nodes", metavar="A,B", default="", help="check only these nodes of the lab")
     group.addoption(
-        "--calibration", metavar="FILE", type=Path, help="what `testbed calibrate` wrote, for checks that ask for it"
+        "--calibration", metavar="FILE", type=Path, help="the overhead model from `testbed calibrate`, for its fixture"
     )
     group.addoption(
         "--references",
         metavar="FILE",
         type=Path,
-        help="what figures are expected to be, by machine (default: references.toml beside the lab's file)",
+        help="expected values of figures, by machine (default: references.toml beside the lab's file)",
     )
     group.addoption(
-        "--update-references", action="store_true", help="write what is measured as the references of this machine"
+        "--update-references", action="store_true", help="write the measured values as the references of this machine"
     )
     group.addoption(
-        "--fresh-guests", metavar="N", type=int, default=5, help="fresh guests a figure is measured with; at least 5"
+        "--fresh-guests", metavar="N", type=int, default=5, help="number of fresh guests per figure; at least 5"
     )
-    group.addoption("--checks-json", metavar="FILE", type=Path, help="write what was found as JSON")
+    group.addoption("--checks-json", metavar="FILE", type=Path, help="write the results as JSON")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """Add them if the lab is named elsewhere: in the project's `addopts`, or by the caller of `pytest.main`."""
+    """Add the options if the project's `addopts`, or the caller of `pytest.main`, names the lab."""
     if _names_a_lab(args) and not hasattr(early_config.known_args_namespace, "lab"):
         _add_options(parser)
 
@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip checks in a session without a lab, rather than fail for a fixture that is not there."""
+    """Skip checks in a session without a lab; without this, their missing fixtures would be errors."""
     if not any(item.get_closest_marker(name) for name in ("hypervisor", "reference")):
         return
     found = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})

@@ -1,4 +1,4 @@
-"""The file of references: for each machine, the expected value of each figure, and earlier ones.
+"""The file of references: the expected value of each figure per machine, with its earlier values.
 
 ```toml
 version = 1
@@ -53,7 +53,7 @@ class Earlier(_Entry):
 
 
 class Stored(_Entry):
-    """One figure of one machine; `value` and `slack` are in `unit`, `condition` says what was measured."""
+    """The reference of one figure on one machine; `value` and `slack` are in `unit`, `guests` is a number of guests."""
 
     value: _Finite
     lower_frac: _Finite
@@ -69,7 +69,7 @@ class Stored(_Entry):
 
     @property
     def reference(self) -> Reference:
-        """The band that runs are judged by."""
+        """The band that measured runs are compared with."""
         return Reference(self.value, self.lower_frac, self.upper_frac, self.unit, self.better, self.slack)
 
 
@@ -90,19 +90,19 @@ class References:
         return found if found is not None and found.condition == condition else None
 
     def why_none(self, machine: str, figure: str, condition: str) -> str:
-        """Return why `find` found nothing."""
+        """Return the reason why `find` returned None."""
         if machine not in self.machines:
             return f"none for this machine ({machine})"
         found = self.machines[machine].get(figure)
         if found is None:
             return f"none of {figure} for this machine"
-        return f"that of this machine is for {found.condition or 'no stated condition'}, measured was {condition}"
+        return f"this machine has one for {found.condition or 'no stated condition'}, not for {condition}"
 
     def updated(self, machine: str, figure: str, stored: Stored) -> References:
-        """Return the references with a new value.
+        """Return the references with a new value of a figure.
 
-        Tolerances of a value that there was are kept, and the value becomes history; not so if it was of another
-        unit or condition.
+        An existing reference in the same unit keeps its tolerances. Its value becomes history if it was measured under
+        the same condition.
         """
         entries = dict(self.machines.get(machine, {}))
         old = entries.get(figure)
@@ -116,7 +116,7 @@ class References:
 
 
 def load_references(path: Path) -> References:
-    """Read a file of references; one that is not there holds none. Raises `UserError` or `InputError`."""
+    """Read a file of references; a missing file gives none. Raises `UserError` or `InputError`."""
     if not path.exists():
         return References()
     try:
@@ -126,8 +126,8 @@ def load_references(path: Path) -> References:
 
 
 def save_references(path: Path, references: References) -> None:
-    """Write a file of references at once or not at all, machines and figures in the order of their names."""
-    lines = ["# What figures are expected to be, by machine: see `testbed check --help`.", "version = 1"]
+    """Write a file of references atomically; machines and figures are sorted by name."""
+    lines = ["# Expected values of figures, by machine: see `testbed check --help`.", "version = 1"]
     for machine, entries in sorted(references.machines.items()):
         for figure, stored in sorted(entries.items()):
             lines += ["", f"[machine.{_text(machine)}.{_text(figure)}]"]
@@ -136,7 +136,7 @@ def save_references(path: Path, references: References) -> None:
 
 
 def update_file(path: Path, machine: str, figure: str, stored: Stored) -> None:
-    """Put one reference into a file, whatever other processes put there meanwhile."""
+    """Write one reference into a file under a lock, so that updates by other processes are not lost."""
     folder = path.absolute().parent
     try:
         descriptor = lock(folder, folder=True)  # the lock leaves no file
@@ -155,7 +155,7 @@ def _value(value: object) -> str:
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + " }"
-    return repr(value)  # finite numbers only: pydantic has checked that
+    return repr(value)  # pydantic has checked that all numbers are finite
 
 
 def _text(text: str) -> str:

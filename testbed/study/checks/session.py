@@ -1,4 +1,4 @@
-"""Hooks of a pytest session that has a lab: what is skipped, how outcomes are shown, what is reported at the end."""
+"""Hooks of a pytest session with a lab: skipped checks, the display of outcomes, and the report at the end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _KEY = pytest.StashKey["CheckSession"]()
 
 
 def checks_of(config: pytest.Config) -> CheckSession:
-    """Return the results so far of the session with this configuration."""
+    """Return the check session of a pytest configuration."""
     return config.stash[_KEY]
 
 
 class CheckSession:
-    """State of the session: the lab once it is open, why it cannot be used any more, and the results."""
+    """State of the session: the lab once it is open, the reason if it is broken, and the results."""
 
     def __init__(self, settings: Settings, json_path: Path | None) -> None:
         self.settings = settings
@@ -48,7 +48,7 @@ class CheckSession:
 
     @classmethod
     def from_options(cls, config: pytest.Config) -> CheckSession:
-        """Read the options; raises `pytest.UsageError` for invalid ones."""
+        """Read the options; raises `pytest.UsageError` for invalid options."""
         if hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None):
             raise pytest.UsageError("--lab: one process drives a lab: expected no parallel workers (-n)")
         options = config.option
@@ -64,11 +64,11 @@ class CheckSession:
 
     @property
     def broken(self) -> str:
-        """Why no more checks can run, or an empty text."""
+        """The reason why no more checks can run, or an empty text."""
         return self.failed_to_open or (self.lab.broken if self.lab is not None else "")
 
     def opened(self, lab: LabUnderTest) -> None:
-        """The lab is there."""
+        """Take the lab that was opened, and note its machines and its provenance."""
         self.lab = lab
         self.machines = {node.name: lab.machine(node) for node in lab.nodes}
         facts = lab.nodes[0].facts
@@ -102,18 +102,18 @@ class CheckSession:
     # --- hooks
 
     def pytest_sessionstart(self) -> None:
-        """Clean up on SIGTERM as on Ctrl-C; one that comes again, by way of a process group, changes nothing."""
+        """Clean up on SIGTERM as on Ctrl-C; a second SIGTERM, such as one to the process group, is ignored."""
         if threading.current_thread() is threading.main_thread():
             self._on_term = signal.signal(signal.SIGTERM, _interrupt)
 
     def pytest_unconfigure(self) -> None:
-        """Leave the signal as it was."""
+        """Restore the previous handler of SIGTERM."""
         if self._on_term is not None:
             signal.signal(signal.SIGTERM, self._on_term)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip what a broken lab cannot do, with what broke it."""
+        """Skip checks that need a lab which is broken, with the reason why it is broken."""
         if self.broken and "lab" in getattr(item, "fixturenames", ()):
             pytest.skip(f"the lab is broken: {self.broken}")
 
@@ -124,7 +124,7 @@ class CheckSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-        """Note what becomes of each phase of a check."""
+        """Record the outcome of each phase of a check."""
         del call
         report: pytest.TestReport = yield  # type: ignore[assignment]  # the wrapped hook's result
         record = self.record(item)
@@ -141,13 +141,13 @@ class CheckSession:
         return report  # type: ignore[return-value]  # the wrapped hook's result
 
     def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> Any:
-        """Show an unconfirmed regression with a mark of its own: no failure, yet not to be missed."""
+        """Show an unconfirmed regression with its own status, because it passes but needs attention."""
         if report.when == "call" and _UNCONFIRMED in getattr(report, "user_properties", ()):
             return "unconfirmed", "U", ("UNCONFIRMED", {"yellow": True})
         return None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print the figures that need a person's attention."""
+        """Print the figures and doubts that need attention."""
         shown = [(verdict, colour, of_verdict(self.findings, verdict)) for verdict, colour in _SHOWN]
         updated = [finding for finding in self.findings if finding.updated]
         if self.broken:
@@ -169,18 +169,18 @@ class CheckSession:
             terminalreporter.line(f"references: {self.settings.references}")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remember that a person ended it, unlike an error while checks were collected."""
+        """Record that a user interrupted the session; pytest also calls this after an error in the collection."""
         self._interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted | pytest.exit.Exception)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write the JSON."""
+        """Write the results as JSON if `--checks-json` names a file."""
         del session
         if self._json_path is not None:
             write_text(self._json_path, json.dumps(self.as_dict(int(exitstatus)), indent=2) + "\n")
 
     def as_dict(self, exit_status: int) -> dict[str, object]:
-        """Return the session as JSON has it."""
+        """Return the results of the session as data for JSON."""
         records = list(self._records.values())
         outcomes = [record.outcome for record in records]
         return {

@@ -15,7 +15,7 @@ from testbed.study.checks.references import load_references
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The lab and the names of its nodes under test; the file of references; how many guests a figure is from."""
+    """The lab and the names of its nodes under test; the file of references; the number of fresh guests per figure."""
 
     scenario: Scenario
     nodes: tuple[str, ...]
@@ -35,9 +35,9 @@ class Settings:
         *,
         update: bool,
     ) -> Settings:
-        """Return settings whose files could be read; raises `UserError`.
+        """Return the settings of valid options and readable files; raises `UserError` for others.
 
-        `lab` is a scenario file, or the name of a packaged one, whose references are in the current folder.
+        `lab` is a scenario file, or the name of a packaged scenario, whose references are in the current folder.
         """
         scenario = load_lab(find_scenario(lab))
         if fresh_guests < LEAST_VALUES:

@@ -1,1 +1,1 @@
-"""A live run beside its simulation, against the noise of runs that were repeated."""
+"""Comparison of live runs with their simulations, relative to the noise between repeated runs."""

@@ -1,4 +1,4 @@
-"""Splits the turnaround of a job into parts: the same ones of a live run and of its simulation."""
+"""Decomposition of a job's turnaround into parts, which are the same for a live run and for its simulation."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from testbed.study.compare.decisions import DecisionRecord
 from testbed.study.report.run.schedule import RUNS, Schedule, Span
 
 PARTS = {
-    "wait_s": "from its submission until the policy first chose to run it",
-    "start_s": "from there until all its tasks ran",
-    "paused_s": "the policy did not want it to run",
-    "penalty_s": "the policy wanted it to run, and a rescheduling held it up",
-    "yields_s": "it ran, as long as its work takes at the mean yield that it had",
-    "rate_s": "the rest of the time that it ran: it progressed slower than its yield, or faster if negative",
-    "tail_s": "from the end of its last task until the controller knew",
+    "wait_s": "from the submission until the policy first selected the job to run",
+    "start_s": "from then until all its tasks ran",
+    "paused_s": "the policy did not select the job to run",
+    "penalty_s": "the policy selected the job to run, but a rescheduling delayed it",
+    "yields_s": "the time that the job's work takes at its mean yield",
+    "rate_s": "the rest of the time in which the job ran: positive if it was slower than its yield",
+    "tail_s": "from the end of its last task until the controller received the report",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Parts of a turnaround in trace seconds; they add up to it. `PARTS` says what each is."""
+    """Parts of a turnaround in trace seconds, whose sum is the turnaround; `PARTS` describes each."""
 
     wait_s: float = 0.0
     start_s: float = 0.0
@@ -38,13 +38,13 @@ class Parts:
 
     @property
     def turnaround_s(self) -> float:
-        """All of it."""
+        """The sum of the parts, in trace seconds."""
         return float(sum(astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The data of a job that ended: trace seconds; `run_time_s` is its work, on dedicated nodes."""
+    """A job that ended: times in trace seconds; `run_time_s` is its run time on dedicated nodes."""
 
     job: int
     submit_s: float
@@ -64,7 +64,7 @@ def account(schedule: Schedule, decisions: Sequence[DecisionRecord], jobs: Seque
 
 
 def _wanted(decisions: Sequence[DecisionRecord]) -> dict[int, list[tuple[float, bool]]]:
-    """Return at which trace seconds the policy began or ceased to want each job."""
+    """Return the trace seconds at which the policy selected (True) or deselected (False) each job."""
     changes: dict[int, list[tuple[float, bool]]] = {}
     before: frozenset[int] = frozenset()
     for record in decisions:

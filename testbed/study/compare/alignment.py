@@ -1,4 +1,4 @@
-"""Live decisions beside simulated ones: by what asked for them, not by when."""
+"""Alignment of live and simulated decisions by their triggers, not by their times."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from math import inf
 from testbed.study.compare.decisions import COMPLETION, DecisionRecord, Trigger
 from testbed.study.report.run.schedule import RUNS, Schedule
 
-_FEW_S = 1.0  # of trace time: virtual times nearer than this are alike
+_FEW_S = 1.0  # of trace time: smaller differences of virtual times are not reported
 _MOST_JOBS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """A trigger in both: trace seconds of the two decisions, and how alike they are.
+    """A trigger in both worlds: trace seconds of the two decisions, and their similarity.
 
-    `same_placement` is up to a renaming of nodes; `jaccard` is that of the sets of running jobs, 1 if both are empty;
-    `yield_gap` the largest difference of a yield among jobs that run in both.
+    `same_placement` is up to a renaming of nodes; `jaccard` is the Jaccard similarity of the sets of running jobs, 1 if
+    both are empty; `yield_gap` is the largest difference of a yield among jobs that run in both.
     """
 
     trigger: Trigger
@@ -32,20 +32,21 @@ class Aligned:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first trigger that was answered otherwise; a time is None where there was no such decision."""
+    """The first trigger with different decisions; a time is None where the trigger had no decision."""
 
     trigger: Trigger
     live_s: float | None
     simulated_s: float | None
-    chosen: tuple[str, ...]  # the names of what differs in the answers
-    seen: tuple[str, ...]  # the names of what differed in the view of the policy
+    chosen: tuple[str, ...]  # differences of the decisions, in words
+    seen: tuple[str, ...]  # differences of the policy's views, in words
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """All triggers of a run: those in both, and those in one only.
+    """All triggers of a run and its simulation: those in both, and those in one only.
 
-    `jaccard_over_time` weighs the likeness of the sets of running jobs by trace time, as far as any runs.
+    `jaccard_over_time` is the mean Jaccard similarity of the sets of running jobs over the trace time in which any job
+    runs.
     """
 
     both: tuple[Aligned, ...]
@@ -56,13 +57,13 @@ class Alignment:
 
     @property
     def same_frac(self) -> float:
-        """Triggers answered by the same placement, over all triggers of either."""
+        """Fraction of all triggers, of either world, whose decisions have the same placement."""
         total = len(self.both) + len(self.live_only) + len(self.simulated_only)
         return sum(each.same_placement for each in self.both) / total if total else 1.0
 
     @property
     def jaccard_mean(self) -> float:
-        """Likeness of the sets of running jobs, mean over the triggers in both."""
+        """Mean Jaccard similarity of the sets of running jobs over the triggers in both."""
         return sum(each.jaccard for each in self.both) / len(self.both) if self.both else 1.0
 
 
@@ -71,8 +72,8 @@ def align(
 ) -> Alignment:
     """Align the decisions of a run up to trace second `until_s` with those of its simulation, whose schedule is `twin`.
 
-    A decision that answered several triggers at once stands for each of them. A decision without a job in the system
-    decides nothing, and is left out.
+    A decision on several coalesced triggers counts for each of them. A decision without a job in the system is left
+    out.
     """
     one, other = _answers(live), _answers(simulated)
     both = [
@@ -88,7 +89,7 @@ def align(
 
 
 def jaccard(one: frozenset[int], other: frozenset[int]) -> float:
-    """Return what two sets share over what they have in all; 1 for two empty ones."""
+    """Return the Jaccard similarity of two sets: intersection size over union size; 1 if both sets are empty."""
     return len(one & other) / len(one | other) if one or other else 1.0
 
 
@@ -131,9 +132,9 @@ def _first(
     other: dict[Trigger, int],
     twin: Schedule,
 ) -> Divergence | None:
-    """Return the divergence that came first by the live clock, or by the simulated one where there was none live.
+    """Return the earliest divergence by live time, or by simulated time for a trigger without a live decision.
 
-    A completion follows from earlier decisions and may occur in one world only, so other triggers are preferred.
+    A completion in one world only follows from earlier decisions, so it is no divergence.
     """
     found: tuple[float, Trigger] | None = None
     for trigger in {**one, **other}:
@@ -203,7 +204,7 @@ def _seen(live: DecisionRecord, simulated: DecisionRecord, twin: Schedule) -> li
             words.append(f"virtual time of job {job}: {live.progress_s[job]:.1f} s live, {there_s:.1f} s simulated")
     if not words:
         gap_s, job = max(gaps, default=(0.0, 0))
-        words.append(f"virtual times differ by {gap_s:.3g} s at most (job {job}): the choice hung on that")
+        words.append(f"virtual times differ by {gap_s:.3g} s at most (job {job}): this changed the decision")
     return words
 
 

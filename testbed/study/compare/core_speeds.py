@@ -1,7 +1,7 @@
-"""How fast the cores of a run's nodes were over time, relative to when its dedicated rates were measured.
+"""Speed of the cores of a run's nodes over time, relative to the speed while its dedicated rates were measured.
 
-Agents probe their core once a second, for half a millisecond. A probe that is interrupted is too slow, so the speed at
-an instant is the median of the probes around it. It changes in steps of wall seconds.
+Agents probe their core once a second, for half a millisecond. An interrupted probe is too slow, so the speed at an
+instant is the median of the probes around it. The speed changes in steps of one wall second.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from testbed.study.compare.load import of_node, replay_s, seconds
 
 Floats = NDArray[np.float64]
 
-WINDOW_S = 11.0  # of the median: some ten probes
+WINDOW_S = 11.0  # window of the median: about ten probes
 _LEAST_PROBES = 3
 _WITHIN_S = 2.5  # two samples further apart may belong to two lives of a guest
-_LEAST_CPU_S = 1.0  # of a guest whose speed is looked at
-SERIAL = "serial"  # begins the name of a serial job's shape
+_LEAST_CPU_S = 1.0  # least CPU time of a guest whose speed is used
+SERIAL = "serial"  # prefix of the names of serial jobs' shapes
 
 
 def probed_before(run: LiveRun) -> float | None:
-    """Return what probes gave while dedicated rates were measured, units/s; None if they were not."""
+    """Return the probed core speed in units/s while dedicated rates were measured; None if it was not recorded."""
     found = next((event.probed_units_per_s for event in run.journal if isinstance(event, Calibration)), None)
     return found or None
 
 
 def core_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
-    """Return the speeds of the run's nodes in its trace time; None if they were not recorded.
+    """Return the relative speeds of the run's nodes over trace time; None if they were not recorded.
 
-    `nodes` are its `node` points.
+    `nodes` has the run's `node` points.
     """
     before = probed_before(run)
     if before is None or "core_units_per_s" not in nodes.columns:
@@ -55,7 +55,7 @@ def core_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
 
 
 def followed_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
-    """Return the speeds that a simulation of the run follows; None if it takes nodes to be of constant speed."""
+    """Return the speeds that a simulation of the run uses; None if it uses constant speeds."""
     policy = parse(run.facts.policy, run.period_s or DEFAULT_PERIOD_S)
     if work_is_cpu_time(run.facts) or not can_pace(policy):
         return None
@@ -63,14 +63,15 @@ def followed_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
 
 
 def guest_speed_gap(run: LiveRun, guests: pl.DataFrame, speeds: NodeSpeeds) -> float | None:
-    """Return how far the speed of serial jobs' guests is from that of their nodes' cores, by CPU time; None without.
+    """Return the mean difference between the speeds of serial jobs' guests and of their nodes' cores, by CPU time.
 
-    The speed of a guest is its work in a second of its own CPU time, relative to the same while dedicated rates were
-    measured. `guests` are the run's `guest` points.
+    The speed of a guest is its work per second of its own CPU time, relative to the same while dedicated rates were
+    measured. `guests` has the run's `guest` points. Return None if no guest had enough CPU time, or if it is unknown
+    which dedicated rate belongs to which job.
     """
     rates = next((event.units_per_core_s for event in run.journal if isinstance(event, Calibration)), {})
     serial = [rate for shape, rate in rates.items() if shape.startswith(SERIAL)]
-    if len(set(serial)) != 1:  # of several programs or CPU needs: which one is whose is not in the journal
+    if len(set(serial)) != 1:  # the journal does not record which rate belongs to which job
         return None
     begin_s, _end_s = replay_s(run)
     place = {name: number for number, name in enumerate(run.facts.node_names)}
@@ -80,7 +81,7 @@ def guest_speed_gap(run: LiveRun, guests: pl.DataFrame, speeds: NodeSpeeds) -> f
         at_s, cpu_s, units = seconds(one), one["cpu_s"].to_numpy(), one["units_done"].to_numpy().astype(np.float64)
         took_s, used_s, done = np.diff(at_s), np.diff(cpu_s), np.diff(units)
         life = (took_s < _WITHIN_S) & (used_s > 0.0) & (done > 0.0)
-        life[1:] &= life[:-1].copy()  # a program that starts has used CPU time before its first work
+        life[1:] &= life[:-1].copy()  # drop the first interval: a program uses CPU time before its first work unit
         life[:1] = False
         total_s = float(used_s[life].sum())
         if total_s < _LEAST_CPU_S:
@@ -95,7 +96,7 @@ def guest_speed_gap(run: LiveRun, guests: pl.DataFrame, speeds: NodeSpeeds) -> f
 
 
 def _medians(at_s: Floats, values: Floats, grid_s: Floats) -> Floats:
-    """Return at each of `grid_s` the median of the values within half a window, or of the nearest few."""
+    """Return for each time in `grid_s` the median of the values within half a window, or of the nearest few values."""
     first = np.searchsorted(at_s, grid_s - WINDOW_S / 2)
     last = np.searchsorted(at_s, grid_s + WINDOW_S / 2, side="right")
     found = []

@@ -1,4 +1,4 @@
-"""Decisions of a live run and of its simulation in one form, whatever their nodes are called."""
+"""Decisions of a live run and of its simulation in one form, independent of the names of nodes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from testbed.study.report.run.simulated import Simulation
 
 SUBMISSION, COMPLETION, RETRY, PERIODIC, CHANGE = "submission", "completion", "retry", "periodic pass", "change"
-_SLACK_S = 1e-6  # of trace time: a pass at k periods is one although it was computed otherwise
+_SLACK_S = 1e-6  # of trace time: tolerance for rounding in the time of a periodic pass
 
 
 class Trigger(NamedTuple):
     """The trigger of a decision: a submission or completion of job `number`, or pass, retry or change `number`.
 
-    The k-th pass is the one at k periods, from 1: one at 0 meets a submission or nothing. Retries (of a policy that
-    tries waiting jobs again at instants of its own) and changes (of the available nodes, or after an operation failed)
-    are numbered over the run, from 1.
+    The k-th pass is at k periods, from 1; a pass at 0 s is no trigger, as it coincides with a submission or has no
+    jobs. Retries (of a policy that tries waiting jobs again at instants of its own) and changes (of the available
+    nodes, or after an operation failed) are numbered over the run, from 1.
     """
 
     kind: str
@@ -39,8 +39,8 @@ class Trigger(NamedTuple):
 class DecisionRecord:
     """A decision at trace second `time_s`, taken for `triggers`, while the jobs `active` were in the system.
 
-    `placement` maps the jobs that shall run to the nodes of their tasks, `yields` to their yields. `progress_s` has
-    the virtual time of active jobs that the policy saw, as far as it was recorded.
+    `placement` maps the jobs that shall run to the nodes of their tasks, `yields` to their yields. `progress_s` maps
+    active jobs to their virtual times in the policy's view, as far as these were recorded.
     """
 
     time_s: float
@@ -57,14 +57,14 @@ class DecisionRecord:
 
     @property
     def shape(self) -> Counter[frozenset[tuple[int, int]]]:
-        """The placement without the names of nodes."""
+        """The shape of the placement: see `shape_of`."""
         return shape_of(self.placement)
 
 
 def shape_of(placement: Mapping[int, tuple[int, ...]]) -> Counter[frozenset[tuple[int, int]]]:
-    """Return a placement without the names of nodes: how often each content of a node occurs.
+    """Return the shape of a placement, which is independent of the names of nodes: the multiset of node contents.
 
-    The content of a node is how many tasks of which job it has. Nodes are identical and tasks of a job are
+    The content of a node is its number of tasks of each job. Nodes are identical and tasks of a job are
     interchangeable, so two placements differ by a renaming of nodes if and only if their shapes are equal.
     """
     contents: dict[int, Counter[int]] = {}
@@ -75,7 +75,7 @@ def shape_of(placement: Mapping[int, tuple[int, ...]]) -> Counter[frozenset[tupl
 
 
 class Numbering:
-    """Numbers the retries and changes of a run, and distinguishes a submission from a retry."""
+    """Numbers for the retries and changes of a run; it also distinguishes a submission from a retry."""
 
     def __init__(self) -> None:
         self._submitted: set[int] = set()
@@ -106,7 +106,7 @@ class Numbering:
 
 
 def of_journal(event: events.Decision, period_s: float | None, numbering: Numbering) -> DecisionRecord:
-    """Return the record of a decision in a journal; decisions come in their order."""
+    """Return the record of a decision in a journal; must be called for all decisions in their order."""
     view, trigger, decision = event.view, event.event, event.decision
     jobs, time_s = view.job_id, view.time_s
     placement = placement_of(jobs, view.tasks, decision.task_node)
@@ -124,9 +124,9 @@ def of_journal(event: events.Decision, period_s: float | None, numbering: Number
 
 
 def of_simulation(simulation: Simulation, period_s: float | None) -> tuple[DecisionRecord, ...]:
-    """Return the decisions of a simulation: what happened at an instant is what asked for the decision.
+    """Return the decisions of a simulation; the triggers of a decision are the events at its instant.
 
-    As in a live run there is one, of nothing, when the last job of the system ends.
+    As in a live run, the completion of the last job in the system also triggers a decision, which is empty.
     """
     run = simulation.run
     ids = np.array([job.job_id for job in run.jobs], dtype=np.int64)
@@ -163,7 +163,7 @@ def of_simulation(simulation: Simulation, period_s: float | None) -> tuple[Decis
 
 
 def placement_of(jobs: Sequence[int], tasks: Sequence[int], task_node: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Return the nodes of the tasks of each job that has any, of the columns of a view and a decision on it."""
+    """Return the nodes of the tasks of each placed job, from columns of a view and of the decision on it."""
     places, first = {}, 0
     for job, count in zip(jobs, tasks, strict=True):
         nodes = tuple(task_node[first : first + count])

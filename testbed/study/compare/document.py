@@ -1,4 +1,4 @@
-"""A comparison's results as plain data for JSON: shares are of 1, seconds are trace seconds unless so named."""
+"""A comparison's results as plain data for JSON: fractions of 1, and trace seconds unless the name says otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.study.compare.study import Group, Judged, Study
 
 
 def document(found: Study) -> dict[str, Any]:
-    """Return all of a comparison."""
+    """Return the complete results of a comparison."""
     return {
         "verdict": found.verdict,
         "overheads": found.overheads,

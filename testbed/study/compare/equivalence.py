@@ -1,9 +1,9 @@
-"""Whether an error is shown to be within its goal: two one-sided tests over repeats, and how many repeats they need.
+"""Equivalence test of an error against its goal: two one-sided tests over repeats, and the number of repeats needed.
 
 Each run gives one error, such as the median over jobs of the relative errors of their turnarounds. Runs are the
 independent units. The mean error over runs has two one-sided bounds of 95 % each, by a bootstrap over runs. If the
-upper one is at most the goal, simulation and live runs are equal within the goal; if the lower one is above the goal,
-they are different; else neither is shown.
+upper bound is at most the goal, simulation and live runs are equal within the goal. If the lower bound is above the
+goal, they are different. Otherwise neither is shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from testbed.measure.robust import t_quantile_95
 
 EQUAL, DIFFERENT, NOT_SHOWN = "equal", "different", "not shown"
-LEAST_RUNS = 5  # of a design
+LEAST_RUNS = 5  # repeats of a design: fewer support no verdict
 POWER = 0.8
 _MOST_RUNS = 1000
 _RESAMPLES = 4000
@@ -27,7 +27,7 @@ _SEED = 20112
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
-    """The mean of an error over runs between its one-sided bounds, against a goal; infinite bounds for one run."""
+    """The mean error over runs with its one-sided bounds and its goal; the bounds are infinite for a single run."""
 
     mean: float
     low: float
@@ -38,7 +38,7 @@ class Equivalence:
 
     @property
     def verdict(self) -> str:
-        """What is shown; a bootstrap of fewer than `LEAST_RUNS` runs is bounded by their range, and shows nothing."""
+        """The verdict; fewer than `LEAST_RUNS` runs show nothing, as their range limits the bounds of the bootstrap."""
         if self.runs < LEAST_RUNS:
             return NOT_SHOWN
         if self.high <= self.goal:
@@ -47,29 +47,29 @@ class Equivalence:
 
     @property
     def needed(self) -> int | None:
-        """Number of runs that would show what the mean says, if mean and deviation stay; None for more than 1000."""
+        """Number of runs to show the verdict of the present mean, if mean and deviation stay; None above 1000."""
         return repeats_needed(self.deviation, abs(self.goal - self.mean)) if self.runs > 1 else LEAST_RUNS
 
 
 def equivalence(errors: Sequence[float], goal: float) -> Equivalence:
-    """Judge the errors of at least one run, each 0 or more."""
+    """Test the errors of at least one run, each 0 or more, against a goal."""
     count, mean = len(errors), fmean(errors)
     if count < 2:
         return Equivalence(mean, -inf, inf, 0.0, count, goal)
     values = np.asarray(errors, dtype=np.float64)
     draw = np.random.default_rng(_SEED)
     means = values[draw.integers(0, count, (_RESAMPLES, count))].mean(axis=1)
-    # the percentiles of a bootstrap of few units are too narrow: see `testbed.measure.robust.expanded_interval`
+    # percentile intervals of a bootstrap over few units are too narrow: see `testbed.measure.robust.expanded_interval`
     tail = NormalDist().cdf(-sqrt(count / (count - 1)) * t_quantile_95(count - 1))
     low, high = np.quantile(means, (tail, 1.0 - tail))
     return Equivalence(mean, float(low), float(high), stdev(errors), count, goal)
 
 
 def repeats_needed(deviation: float, distance: float, power: float = POWER) -> int | None:
-    """Return how many runs show with this power that a mean is on its side of a goal, at least `LEAST_RUNS`.
+    """Return the number of runs that show with this power on which side of a goal a mean is, at least `LEAST_RUNS`.
 
-    `deviation` is the standard deviation of one run's error, `distance` how far the mean is from the goal. None for
-    more than a thousand.
+    `deviation` is the standard deviation of one run's error, `distance` that of the mean from the goal. Return None if
+    more than 1000 runs are needed.
     """
     if not (isfinite(deviation) and isfinite(distance)) or distance <= 0.0:
         return None if deviation > 0.0 or distance <= 0.0 else LEAST_RUNS
@@ -81,7 +81,7 @@ def repeats_needed(deviation: float, distance: float, power: float = POWER) -> i
 
 
 def power_of(count: int, deviation: float, distance: float) -> float:
-    """Return about how likely it is that so many runs show on which side of a goal a mean is."""
+    """Return the approximate probability that `count` runs show on which side of a goal a mean is."""
     if deviation <= 0.0:
         return 1.0 if distance > 0.0 else 0.0
     return NormalDist().cdf(distance * sqrt(count) / deviation - t_quantile_95(count - 1))

@@ -1,4 +1,4 @@
-"""Figures of a comparison: each job live and simulated, and errors against the band."""
+"""Figures of a comparison: turnarounds live and simulated, errors against the noise band, and sources of error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_ROWS = 40
 
 
 def dumbbells(group: Group, number: int) -> Chart:
-    """Return the turnarounds of the jobs that are off most: range and mean of live runs, and the simulated value."""
+    """Return a dumbbell chart of the turnarounds with the largest errors: live range and mean, and simulated mean."""
     rows = {job.job: row for row, job in enumerate(group.pairs[0].jobs)}
     shown = list(group.sources)[:_MOST_ROWS][::-1]
     order = [rows[job] for job in shown]
@@ -57,17 +57,17 @@ def dumbbells(group: Group, number: int) -> Chart:
         figure.legend(handles=handles, loc="outside upper left", ncols=3)
 
     caption = (
-        "Turnaround of each job in trace seconds (logarithmic), live and simulated, those with the largest difference "
-        f"on top; n = {len(shown)} of {len(rows)} jobs, {count} live run{'s' if count > 1 else ''}."
+        "Turnaround of each job in trace seconds (logarithmic axis), live and simulated; jobs with the largest "
+        f"difference on top; n = {len(shown)} of {len(rows)} jobs, {count} live run{'s' if count > 1 else ''}."
     )
     gaps = np.abs(twins / live.mean(axis=0) - 1)
-    alt = f"turnarounds of {len(shown)} jobs, live and simulated: they differ by {np.median(gaps):.1%} in the median"
+    alt = f"turnarounds of {len(shown)} jobs, live and simulated: median difference {np.median(gaps):.1%}"
     height_in = 1.4 + 0.2 * len(shown)
     return Chart(f"turnarounds-{number}", "Turnaround, live and simulated", caption, alt, draw, height_in, wide=True)
 
 
 def scatter(group: Group, number: int) -> Chart:
-    """Return simulated against live turnarounds of all jobs and runs, with the goal around equality."""
+    """Return a scatter plot of simulated against live turnarounds of all jobs and runs, with the goal as a band."""
     live, twins = (table(group.pairs, world, "turnaround_s") for world in ("live", "simulated"))
     low, high = float(min(live.min(), twins.min())), float(max(live.max(), twins.max()))
     goal = group.judged[0].goal
@@ -85,15 +85,15 @@ def scatter(group: Group, number: int) -> Chart:
         legend_outside(figure, 1)
 
     caption = (
-        f"Simulated against live turnaround of each job and run, trace seconds, both logarithmic; n = {live.size}. "
-        "Above the line the simulation is slower than the live run."
+        f"Simulated against live turnaround of each job and run, in trace seconds (logarithmic axes); n = {live.size}. "
+        "Above the line the simulated turnaround is longer than the live one."
     )
     alt = f"simulated against live turnaround, {live.size} points from {low:.4g} to {high:.4g} s"
     return Chart(f"scatter-{number}", "Simulated against live", caption, alt, draw, height_in=4.2)
 
 
 def bands(group: Group, number: int) -> Chart:
-    """Return the errors that the verdict rests on, of the simulation and of live runs against each other."""
+    """Return the errors that the verdict uses: of the simulation, and of live runs against each other."""
 
     def draw(figure: Figure) -> None:
         axes = single_axes(figure, "error (%)", "")
@@ -110,33 +110,33 @@ def bands(group: Group, number: int) -> Chart:
         axes.set_xlim(left=0.0)
         axes.set_ylim(-0.6, len(names) - 0.4)
         handles = [
-            Line2D([], [], color=ORANGE, marker="D", linestyle="", label="simulation against a live run"),
+            Line2D([], [], color=ORANGE, marker="D", linestyle="", label="simulation, error per live run"),
             Line2D([], [], color=VERMILION, label="goal"),
         ]
         if group.judged[0].band is not None:
             handles[1:1] = [
-                Line2D([], [], color=BLUE, marker="o", linestyle="", label="live run against the others"),
+                Line2D([], [], color=BLUE, marker="o", linestyle="", label="other live runs, error per live run"),
                 Line2D([], [], color=FAINT, linewidth=7.0, label="noise band"),
             ]
         figure.legend(handles=handles, loc="outside upper left", ncols=1)
 
     words = "; ".join(f"{TITLES[judged.name]} {judged.mean:.1%}, {judged.verdict}" for judged in group.judged)
     caption = (
-        "Median over jobs of the relative error of turnarounds, and relative error of the max stretch, of each live "
-        "run: predicted by the simulation, and by the median of the other live runs (leave one out); the largest of "
-        f"the latter is the edge of the noise band. n = {len(group.pairs)} live runs."
+        "Median over jobs of the relative error of turnarounds, and relative error of the max stretch, in % per live "
+        "run. The prediction is the simulation, or the median of the other live runs (leave one out). The largest "
+        f"error of the latter is the edge of the noise band. n = {len(group.pairs)} live runs."
     )
     return Chart(f"band-{number}", "Errors against the noise band", caption, words, draw, height_in=4.2)
 
 
 def noise(group: Group, number: int) -> Chart | Absent:
-    """Return the speed of cores and the load of others over the time of each run."""
-    title, name = "Speed of cores and load of others", f"noise-{number}"
+    """Return the speed of cores and the foreign load over the time of each run."""
+    title, name = "Core speed and foreign load", f"noise-{number}"
     frames = [(pair.run, noise_frame(pair.run, load_points(pair.run.facts.path, MEASUREMENTS))) for pair in group.pairs]
     told = [(run, frame) for run, frame in frames if frame["core_speed"].count() or frame["foreign_cores"].count()]
     if not told:
-        return Absent(name, title, "no agent has told of them")
-    columns = (("core_speed", "core speed (relative)"), ("foreign_cores", "cores of others"))
+        return Absent(name, title, "neither core speed nor foreign load was recorded")
+    columns = (("core_speed", "core speed (relative)"), ("foreign_cores", "foreign load (cores)"))
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(2, 1, sharex=True)
@@ -146,26 +146,27 @@ def noise(group: Group, number: int) -> Chart | Absent:
                 for part in frame.partition_by("node", maintain_order=True):
                     axes.plot(part["t_s"], part[column], color=CYCLE[place % len(CYCLE)], linewidth=0.8, alpha=0.8)
         panels[0].axhline(1.0, color=INK, linewidth=0.8)
-        panels[-1].set_xlabel("wall s since the replay began")
+        panels[-1].set_xlabel("time since the begin of the replay (wall s)")
 
     speeds = [float(str(frame["core_speed"].median())) for _run, frame in told if frame["core_speed"].count()]
-    words = f"median core speed {min(speeds):.2f} to {max(speeds):.2f}" if speeds else "core speed not told"
+    words = f"median core speed {min(speeds):.2f} to {max(speeds):.2f}" if speeds else "core speed not recorded"
     caption = (
-        "Above: speed of each node's cores by its agent's probes, relative to that when dedicated rates were measured. "
-        f"Below: cores of each machine that nothing of the lab used. One colour a run; n = {len(told)} runs."
+        "Above: speed of each node's cores by its agent's probes, relative to the speed while dedicated rates were "
+        "measured. Below: cores of each machine that load outside the lab used. One colour per run; "
+        f"n = {len(told)} runs."
     )
     return Chart(name, title, caption, words, draw, height_in=4.2, wide=True)
 
 
 def sources(group: Group, number: int) -> Chart:
-    """Return where the difference of each turnaround comes from, as bars from 0 to both sides."""
+    """Return the parts of each turnaround difference as stacked bars, negative parts to the left of 0."""
     shown = list(group.sources)[:_MOST_ROWS][::-1]
     names = list(PARTS)
     apart = [group.sources[job][0] - group.sources[job][1] for job in shown]
     amounts = np.array([[getattr(each, name) for name in names] for each in apart])
 
     def draw(figure: Figure) -> None:
-        axes = single_axes(figure, "live less simulated (trace s)", "job")
+        axes = single_axes(figure, "live minus simulated (trace s)", "job")
         places = np.arange(len(shown))
         left, right = np.zeros(len(shown)), np.zeros(len(shown))
         colors = (*CYCLE, INK)
@@ -179,7 +180,10 @@ def sources(group: Group, number: int) -> Chart:
         legend_outside(figure, len(names))
 
     told = "; ".join(f"{name.removesuffix('_s')}: {words}" for name, words in PARTS.items())
-    caption = f"Parts of the difference of turnarounds, trace seconds, mean over runs; n = {len(shown)} jobs. {told}."
+    caption = (
+        f"Parts of the turnaround difference, live minus simulated, in trace seconds, mean over runs; "
+        f"n = {len(shown)} jobs. {told}."
+    )
     alt = f"parts of the differences of {len(shown)} turnarounds"
     height_in = 1.6 + 0.2 * len(shown)
     return Chart(f"sources-{number}", "Where the error comes from", caption, alt, draw, height_in, wide=True)

@@ -1,4 +1,4 @@
-"""A live run as comparisons see it: its jobs, when they ran, and which runs are repeats of it."""
+"""A live run as comparisons need it: its jobs, schedule and decisions, and its segment, which repeats share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NODE_FACTS = ("cpus", "memory_mib", "machine_cores", "cpu_model", "driver")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveRun:
-    """One run directory, read; `journal` has the events that are no decisions."""
+    """The content of one run directory; `journal` has the events that are no decisions."""
 
     facts: RunFacts
     schedule: Schedule
@@ -30,19 +30,19 @@ class LiveRun:
 
     @property
     def period_s(self) -> float | None:
-        """Trace seconds between periodic passes, None without them."""
+        """Trace seconds between periodic passes, None for a policy without them."""
         value = self.facts.manifest.get("period_s")
         return None if value is None else float(value)
 
 
 def work_is_cpu_time(run: RunFacts) -> bool:
-    """Whether the jobs of a run had CPU time to use, so that the speed of cores does not matter."""
+    """Return whether the work of a run's jobs is CPU time, so that the speed of cores does not matter."""
     programs = (run.manifest.get("scenario") or {}).get("programs") or {}
     return bool(programs.get("work") == "cpu-time")
 
 
 def read_live(path: Path) -> LiveRun:
-    """Read a run directory, complete or not; raise `UserError` for a folder that is none, or a broken one."""
+    """Read a run directory, complete or not. Raises `UserError` if it is missing, broken, or no run directory."""
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory")
     manifest = read_json(path / "manifest.json")
@@ -66,10 +66,10 @@ def read_live(path: Path) -> LiveRun:
 
 
 def segment_of(run: RunFacts) -> str:
-    """Return a digest of what runs must share to be runs of one scenario segment.
+    """Return the identity of a run's scenario segment: a digest of everything that repeats must have in common.
 
-    The jobs of the trace, the nodes (size, processor, driver, how many), the time scale, the seed, the programs that
-    jobs become and how they migrate; not the policy.
+    These are the jobs of the trace, the nodes (number, size, processor, driver), the time scale, the seed, the programs
+    of the jobs, the migration mechanism, and the threshold of the stretch; not the policy.
     """
     scenario = run.manifest.get("scenario") or {}
     jobs = [

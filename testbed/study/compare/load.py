@@ -1,4 +1,4 @@
-"""Foreign load of machines in the run: CPU time that nothing of the lab used; and samples that are missing."""
+"""Foreign load of machines during a run, which is CPU time used outside the lab; and the completeness of samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EVERY_S = 1.0  # agents sample once a second by default
 
 
 class ForeignLoad(NamedTuple):
-    """CPU time of others on the machine that has the most of it, as shares of all its cores; None if unknown."""
+    """Foreign load of the machine with the most of it, as fractions of all its cores; None if unknown."""
 
     machine: str
     mean_frac: float | None
@@ -28,7 +28,7 @@ class ForeignLoad(NamedTuple):
 
 
 class ForeignShares(NamedTuple):
-    """CPU time of others by interval (I,): its end, Unix seconds; their share of all cores; its length."""
+    """Foreign load per interval (I,): end in Unix seconds, fraction of all cores, length in seconds."""
 
     at_s: Floats
     share: Floats
@@ -36,7 +36,7 @@ class ForeignShares(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The completeness of the nodes' samples, for the node that has the fewest; None without samples.
+    """The completeness of samples, each value for the worst node; None without samples.
 
     `every_s` is the longest sampling period of any agent.
     """
@@ -48,7 +48,7 @@ class Sampling(NamedTuple):
 
 
 def sampling(run: LiveRun, nodes: pl.DataFrame) -> Sampling:
-    """Return how whole the samples are that lie in the replay."""
+    """Return the completeness of the samples within the replay."""
     missing, gaps, every_s, restarts = [], [], [_EVERY_S], 0
     begin_s, end_s = replay_s(run)
     for name in run.facts.node_names:
@@ -66,11 +66,11 @@ def sampling(run: LiveRun, nodes: pl.DataFrame) -> Sampling:
 
 
 def foreign_load(run: LiveRun, nodes: pl.DataFrame, guests: pl.DataFrame, controller: pl.DataFrame) -> ForeignLoad:
-    """Return the load of others during the replay, of the machine that has the most of it.
+    """Return the foreign load during the replay, of the machine with the most of it.
 
-    What a node says of its machine's CPU, times cores, less what the lab used of it since the sample before: guests,
-    agents and daemons of all nodes on that machine, and on its own machine the controller and the broker that it
-    started.
+    It is the CPU use of the machine that a node samples, minus the use of the lab since the previous sample: guests,
+    agents and daemons of all nodes on that machine, and on the controller's machine also the controller and the broker
+    that it started.
     """
     worst = ForeignLoad("", None, None)
     for machine, names in machines(run).items():
@@ -98,9 +98,9 @@ def machines(run: LiveRun) -> dict[str, list[str]]:
 def foreign_shares(
     run: LiveRun, names: Sequence[str], nodes: pl.DataFrame, guests: pl.DataFrame, controller: pl.DataFrame
 ) -> ForeignShares | None:
-    """Return the share of others in each interval between samples of one node of a machine; None if not recorded.
+    """Return the foreign load in each interval between samples of one node of a machine; None if not recorded.
 
-    `names` are the nodes of the machine; `controller` has points if it is the controller's own.
+    `names` are the nodes of the machine; `controller` has points if the machine is the controller's.
     """
     watched = _within(run, nodes.filter(pl.col("node").cast(pl.String) == names[0]))
     times = seconds(watched)
@@ -125,9 +125,9 @@ def foreign_shares(
 
 
 def owed_frac(run: LiveRun, caps: pl.DataFrame) -> float | None:
-    """Return which part of the CPU time under their caps serial jobs did not get; None without a window of one.
+    """Return the fraction of the CPU time under their caps that serial jobs did not get; None without windows of them.
 
-    Serial jobs use all that they get. `caps` are the run's `cap` points, windows of one constant cap.
+    Serial jobs use all CPU time that they get. `caps` has the run's `cap` points, windows of one constant cap.
     """
     serial = [str(job.job_id) for job in run.facts.jobs if job.tasks == 1]
     own = caps.filter(pl.col("job").cast(pl.String).is_in(serial))
@@ -137,9 +137,9 @@ def owed_frac(run: LiveRun, caps: pl.DataFrame) -> float | None:
 
 
 def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
-    """Return how fast cores were in the replay, relative to when dedicated rates were measured; None if not recorded.
+    """Return the core speed in the replay, relative to that while dedicated rates were measured; None if not recorded.
 
-    By the agents' probes, of the node that differs most.
+    It is the mean of the agents' probes, for the node that differs most.
     """
     before = next((event.probed_units_per_s for event in run.journal if isinstance(event, Calibration)), None)
     if not before or "core_units_per_s" not in nodes.columns:
@@ -153,12 +153,12 @@ def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
 
 
 def of_node(run: LiveRun, nodes: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return the points of a node that lie in the replay."""
+    """Return the points of a node within the replay."""
     return _within(run, nodes.filter(pl.col("node").cast(pl.String) == name))
 
 
 def _grown(frame: pl.DataFrame, column: str, times_s: Floats) -> Floats:
-    """Return at `times_s` how much a counter has grown; where it falls it began again from 0."""
+    """Return the growth of a counter until each of `times_s`; a counter that falls was restarted from 0."""
     values, at_s = frame[column].to_numpy(), seconds(frame)
     if not values.size:
         return np.zeros(times_s.size)
@@ -170,24 +170,24 @@ def _grown(frame: pl.DataFrame, column: str, times_s: Floats) -> Floats:
 
 
 def _every_s(times_s: Floats) -> float:
-    """Return how often samples were taken, by most of them."""
+    """Return the median sampling period in seconds."""
     return float(np.median(np.diff(times_s))) if times_s.size > 1 else _EVERY_S
 
 
 def _within(run: LiveRun, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of the replay: before it nodes are calibrated, and after it they are taken down."""
+    """Return the rows within the replay: before it nodes are calibrated, and after it they are torn down."""
     times = pl.Series(seconds(frame))
     begin_s, end_s = replay_s(run)
     return frame.filter((times >= begin_s) & (times <= end_s))
 
 
 def replay_s(run: LiveRun) -> tuple[float, float]:
-    """Return when the replay began and when its last job ended, as seconds of the Unix clock."""
+    """Return the begin of the replay and the end of its last job, in Unix seconds."""
     begin_s = (run.facts.anchor_ns or 0) / 1e9 + run.facts.replay_begin_s
     ends_s = [job.end_time_s for job in run.facts.jobs if job.end_time_s is not None]
     return begin_s, begin_s + max(ends_s, default=0.0) / run.facts.time_scale
 
 
 def seconds(frame: pl.DataFrame) -> Floats:
-    """Return the times of points as seconds of the Unix clock."""
+    """Return the times of points in Unix seconds."""
     return np.asarray(frame["time"].cast(pl.Int64).to_numpy() / 1e9, dtype=np.float64)

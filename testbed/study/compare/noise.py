@@ -1,4 +1,4 @@
-"""The noise of a run's machines, second by second: how fast their cores were, and what others used of their CPU."""
+"""The noise of a run's machines per second: the speed of their cores, and the CPU time that other load used."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SCHEMA = {"node": pl.String(), "t_s": pl.Float64(), "core_speed": pl.Float64(),
 
 
 def noise_frame(run: LiveRun, points: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    """Return a row for each node and second of the replay: `node`, `t_s`, `core_speed`, `foreign_cores`.
+    """Return one row per node and second of the replay: `node`, `t_s`, `core_speed`, `foreign_cores`.
 
-    `t_s` are wall seconds since the replay began. `core_speed` is relative to that while dedicated rates were measured,
-    `foreign_cores` what others used of the node's machine; both null where they were not recorded. `points` are those
-    of the `MEASUREMENTS`.
+    `t_s` are wall seconds since the replay began. `core_speed` is relative to the speed while dedicated rates were
+    measured. `foreign_cores` are the cores of the node's machine that load outside the lab used. Both are null where
+    they were not recorded. `points` has the points of each of the `MEASUREMENTS`.
     """
     begin_s, end_s = replay_s(run)
     grid_s = np.arange(0.0, max(end_s - begin_s, 1.0), 1.0)

@@ -1,8 +1,8 @@
-"""Decisions made again on modelled progress, given when things happened live.
+"""One-step prediction: each live decision is repeated with modelled progress since the previous live decision.
 
 From each live decision the model lets jobs progress until the next one. The policy then decides again, for the same
-event at the same instant, with these virtual times in the place of the measured ones. What it places otherwise is due
-to the model of one step alone: to no error of an earlier step, and to no other order of events.
+event at the same instant, with these virtual times instead of the measured ones. Another placement is then due to the
+model of this one step, and not to an error of an earlier step or to another order of events.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from testbed.study.report.run.simulated import Simulation
 
 @dataclass(frozen=True, slots=True)
 class OneStep:
-    """Of so many decisions after the first, those with the same placement up to a renaming of nodes.
+    """Numbers of decisions after the first, and of those with the same placement up to a renaming of nodes.
 
-    `progress_error_s` is the median size, over decisions and the jobs that ran before them, of the error in virtual
-    time, trace seconds; None without such jobs.
+    `progress_error_s` is the median absolute error of virtual times in trace seconds, over all decisions and the jobs
+    that ran before each; None without such jobs.
     """
 
     decisions: int
@@ -42,9 +42,9 @@ class OneStep:
 
 
 def one_step(run: LiveRun, simulation: Simulation, speeds: NodeSpeeds | None) -> OneStep | None:
-    """Follow the decisions of a run, in a model with the overheads of its simulation; None without such a model.
+    """Repeat the decisions of a run in a model with its simulation's overheads; None if no model supports the policy.
 
-    `speeds` are those of the nodes, if they changed.
+    `speeds` are the speeds of the nodes, None for constant ones.
     """
     if not can_pace(simulation.policy) or simulation.run.needs is not None:
         return None
@@ -54,7 +54,7 @@ def one_step(run: LiveRun, simulation: Simulation, speeds: NodeSpeeds | None) ->
         speeds=speeds,
     )  # fmt: skip
     known = {job.job_id for job in jobs}
-    ran: frozenset[int] | None = None  # by the decision before
+    ran: frozenset[int] | None = None  # the jobs that the previous decision ran
     total = same = 0
     errors_s: list[float] = []
     for recorded in read_events(run.facts.path / "events.jsonl"):

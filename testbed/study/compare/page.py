@@ -1,4 +1,4 @@
-"""A comparison as a page: the same sentences and numbers as on the terminal, with figures."""
+"""The HTML page of a comparison: the same sentences and numbers as on the terminal, with figures."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -41,7 +41,7 @@ def study_page(found: Study) -> Page:
         for run in found.left_out
         for reason in found.health[str(run.facts.path)].reasons
     ]
-    remarks += [f"{run.facts.name} is the same run as one before it: counted once." for run in found.again]
+    remarks += [f"{run.facts.name} is a copy of an earlier run, and counts once." for run in found.again]
     first = found.groups[0] if found.groups else None
     return Page(
         title=f"{scenarios}: live and simulated",
@@ -73,16 +73,17 @@ def _health_section(found: Study) -> Section:
     rows = [
         (run.facts.name, finding.what, "–" if finding.value is None else f"{finding.value:.4g}",
          f"{finding.limit:g}" if isfinite(finding.limit) else "–", finding.unit, "not recorded" if finding.value is None
-         else "disturbed" if finding.disturbed else "well")
+         else "disturbed" if finding.disturbed else "within limit")
         for run in found.runs
         for finding in found.health[str(run.facts.path)].findings
     ]  # fmt: skip
-    columns = ("run", "what was measured", "value", "limit", "unit", "")
+    columns = ("run", "finding", "value", "limit", "unit", "result")
     caption = (
-        "The rule looks at what was recorded alone, before any simulation; one finding beyond its limit is enough."
+        "The rule uses only the records of each run, before any simulation. A run with one finding beyond its limit is "
+        "disturbed."
     )
     return Section("quarantine", "Disturbed runs", tables=(
-        Table("quarantine-table", "The quarantine rule, run by run", caption, columns, tuple(rows), texts=2),
+        Table("quarantine-table", "Findings of the quarantine rule per run", caption, columns, tuple(rows), texts=2),
     ))  # fmt: skip
 
 
@@ -126,8 +127,11 @@ def _jobs_table(group: Group, number: int) -> Table:
             ))  # fmt: skip
     columns = ("run", "job", "tasks", "run time", "start live", "simulated", "turnaround live", "simulated", "error",
                "stretch live", "simulated", "preemptions", "migrations")  # fmt: skip
-    caption = f"Trace seconds; counts live / simulated; n = {len(rows)} jobs of {len(group.pairs)} runs."
-    return Table(f"jobs-{number}", "Every job", caption, columns, tuple(rows))
+    caption = (
+        "Times in trace seconds; preemptions and migrations as live / simulated counts; "
+        f"n = {len(rows)} jobs of {len(group.pairs)} runs."
+    )
+    return Table(f"jobs-{number}", "All jobs, live and simulated", caption, columns, tuple(rows))
 
 
 def _sources_table(group: Group, number: int) -> Table:
@@ -136,8 +140,8 @@ def _sources_table(group: Group, number: int) -> Table:
         apart = live - simulated
         rows.append((str(job), f"{apart.turnaround_s:+,.1f}", *(f"{value:+,.1f}" for value in astuple(apart))))
     columns = ("job", "turnaround", *(name.removesuffix("_s") for name in PARTS))
-    caption = "Live less simulated, trace seconds, mean over runs; the largest difference first."
-    return Table(f"sources-table-{number}", "Parts of every difference", caption, columns, tuple(rows))
+    caption = "Live minus simulated in trace seconds, mean over runs; jobs with the largest difference first."
+    return Table(f"sources-table-{number}", "Parts of each turnaround difference", caption, columns, tuple(rows))
 
 
 def _order_section(found: Study) -> Section:
@@ -147,12 +151,15 @@ def _order_section(found: Study) -> Section:
         for order in orders:
             leads.append(f"{sentence(order_words(order))}.")
             for pair in order.pairs:
-                noise = f"{pair.noise_frac:.1%}" if pair.noise_frac == pair.noise_frac else "not known"  # NaN
+                noise = f"{pair.noise_frac:.1%}" if pair.noise_frac == pair.noise_frac else "unknown"  # NaN
                 rows.append((
                     order.metric, pair.first, pair.second, f"{pair.live_frac:+.1%}", noise,
                     f"{pair.simulated_frac:+.1%}", "yes" if pair.told_apart else "no", "yes" if pair.agrees else "no",
                 ))  # fmt: skip
-        columns = ("metric", "policy", "against", "live difference", "noise", "simulated", "told apart", "same order")
-        caption = f"Segment {segment}; differences of logarithms of means over runs; noise: 95 % limit, pooled."
+        columns = ("metric", "policy", "against", "live difference", "noise", "simulated", "distinct", "same order")
+        caption = (
+            f"Segment {segment}. Differences of the logarithms of means over runs; noise: 95 % limit of a live "
+            "difference, pooled over policies."
+        )
         tables.append(Table(f"orders-{number}", "Pairs of policies", caption, columns, tuple(rows), texts=3))
     return Section("order", "Order of policies", tables=tuple(tables), lead=" ".join(leads))

@@ -1,4 +1,4 @@
-"""A live run beside its simulation: every job in both, the decisions in both."""
+"""Pairs of a live run and its simulation: every job and every decision in both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One job in one of the two worlds; trace seconds."""
+    """One job in the live run or in the simulation; times in trace seconds."""
 
     start_s: float
     end_s: float
@@ -37,7 +37,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class JobPair:
-    """One job in both."""
+    """One job in the live run and in the simulation."""
 
     job: int
     tasks: int
@@ -47,16 +47,16 @@ class JobPair:
 
     @property
     def error_frac(self) -> float:
-        """The excess of the simulated turnaround over the live one, as a fraction of the live one."""
+        """Relative error of the simulated turnaround: positive if it is longer than the live one."""
         return self.simulated.turnaround_s / self.live.turnaround_s - 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunPair:
-    """A run and its simulation; `jobs` by number. `agreement_frac` is that of the two schedules, node by node.
+    """A run and its simulation; `jobs` in order of their numbers.
 
-    The simulation is on nodes of these `speeds`; it has constant ones without. `one_step` is None where there is no
-    model of one.
+    `agreement_frac` is the agreement of the two schedules, node by node. `speeds` are the node speeds in the
+    simulation, None for constant ones. `one_step` is None if no model supports the policy.
     """
 
     run: LiveRun
@@ -68,18 +68,18 @@ class RunPair:
     speeds: NodeSpeeds | None = None
 
     def live(self, name: str) -> Floats:
-        """Return a number of each job (J,) of the live run, by its name in `Side`."""
+        """Return a field of `Side` by its name for each job (J,) of the live run."""
         return np.array([getattr(job.live, name) for job in self.jobs], dtype=np.float64)
 
     def simulated(self, name: str) -> Floats:
-        """Return a number of each job (J,) of the simulation, by its name in `Side`."""
+        """Return a field of `Side` by its name for each job (J,) of the simulation."""
         return np.array([getattr(job.simulated, name) for job in self.jobs], dtype=np.float64)
 
 
 def pair(run: LiveRun, overheads: Overheads | None, speeds: NodeSpeeds | None = None) -> RunPair:
-    """Simulate the jobs of a run in which every job ended well, and set both side by side.
+    """Simulate the jobs of a run whose jobs are all done, and pair each job with its simulated one.
 
-    With `speeds` the nodes of the simulation change theirs as the run's did.
+    With `speeds`, the nodes of the simulation have these speeds instead of constant ones.
     Raises `UserError` for a run that cannot be simulated, `RunError` for a simulation that does not end.
     """
     simulation = simulate_run(run.facts.path, overheads, speeds)
@@ -144,5 +144,5 @@ def _known(value: float | None) -> float:
 
 
 def table(pairs: Sequence[RunPair], world: str, name: str) -> Floats:
-    """Return a number of `Side` for every run and job (R, J); `world` is live or simulated."""
+    """Return a field of `Side` by its name for every run and job (R, J); `world` is `live` or `simulated`."""
     return np.stack([getattr(each, world)(name) for each in pairs])

@@ -1,6 +1,6 @@
-"""The written rule that says which runs were disturbed; docs/compare.md explains it.
+"""The quarantine rule, which detects disturbed runs; docs/compare.md explains it.
 
-The rule reads the records of a run and no simulation: a run must not be left out because it disagrees.
+The rule uses the records of a run and no simulation, so that no run is left out because its results disagree.
 """
 
 from __future__ import annotations
@@ -25,34 +25,37 @@ _NOT_JUDGED = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Beyond these a run is disturbed. Shares are of 1, wall seconds."""
+    """The limits of the quarantine rule: a run with a finding beyond one of them is disturbed.
 
-    owed_frac: float = 0.05  # of the CPU time under their caps, that jobs which use all of it did not get
-    core_speed_frac: float = 0.05  # by which cores may be faster or slower than the simulation takes them to be
+    Fractions are of 1, times are wall seconds.
+    """
+
+    owed_frac: float = 0.05  # missing fraction of the CPU time under the caps of jobs that use all of it
+    core_speed_frac: float = 0.05  # relative difference between the speed of cores and that in the simulation
     missing_samples_frac: float = 0.10
-    sample_gap_s: float = 5.0  # or this:
-    sample_gap_samples: float = 2.0  # where agents sample so seldom that it is longer
+    sample_gap_s: float = 5.0  # the greater one of this limit and the next one applies
+    sample_gap_samples: float = 2.0  # in sampling periods of the agents
     loop_late_s: float = 0.25
     clock_step_s: float = 0.5
-    blind_s: float = 0.0  # without a controller: guests then work on, and trace time does not
+    blind_s: float = 0.0  # without a controller: guests continue to work, while trace time stands still
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact of a run against its limit; `value` is None where the run did not record it, and `why` says so."""
+    """One finding on a run and its limit; `value` is None if the run did not record it, and `why` has the reason."""
 
     name: str
     what: str
     value: float | None
     limit: float
     unit: str
-    at_least: bool = False  # the limit is the least that is well, not the most
-    fatal: bool = False  # without it there is nothing to compare
+    at_least: bool = False  # the limit is a lower bound, not an upper one
+    fatal: bool = False  # beyond the limit the run cannot be compared at all
     why: str = ""
 
     @property
     def disturbed(self) -> bool:
-        """Whether it is beyond the limit."""
+        """Whether the value is beyond the limit."""
         if self.value is None:
             return False
         return self.value < self.limit if self.at_least else self.value > self.limit
@@ -67,23 +70,23 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The result of the rule for one run."""
+    """The result of the quarantine rule for one run."""
 
     findings: tuple[Finding, ...]
 
     @property
     def reasons(self) -> tuple[Finding, ...]:
-        """Why the run is quarantined; none if it is not."""
+        """The findings for which the run is quarantined; empty for an undisturbed run."""
         return tuple(finding for finding in self.findings if finding.disturbed)
 
     @property
     def usable(self) -> bool:
-        """Whether every job ended well, so that there is something to compare at all."""
+        """Whether all jobs are done, so that the run can be compared at all."""
         return not any(finding.fatal for finding in self.reasons)
 
 
 def examine(run: LiveRun, limits: Limits | None = None) -> Health:
-    """Apply the rule to a run. Raises `UserError` if its points cannot be read."""
+    """Apply the quarantine rule to a run. Raises `UserError` if its points cannot be read."""
     limits = limits or Limits()
     findings = [*_ended(run), *_operations(run), *_machines(run, limits), *_controller(run, limits)]
     return Health(tuple(findings))
@@ -100,10 +103,10 @@ def _operations(run: LiveRun) -> Iterator[Finding]:
     lost = sum(isinstance(event, events.Node) and not event.online for event in run.journal)
     failed = sum(isinstance(event, events.Outcome) and not event.ok for event in run.journal)
     yield Finding("nodes_lost", "times that a node went offline", float(lost), 0, "")
-    yield Finding("retries", "operations that were tried again", float(kinds[events.Retry]), 0, "")
+    yield Finding("retries", "operations tried again", float(kinds[events.Retry]), 0, "")
     yield Finding("failures", "operations that failed", float(failed), 0, "")
-    doubts = float(kinds[events.Doubt]) if kinds[events.Results] else None  # runs that hold work against CPU time
-    yield Finding("doubts", "tasks that were told to be done sooner than can be",
+    doubts = float(kinds[events.Doubt]) if kinds[events.Results] else None  # only such runs compare work with CPU time
+    yield Finding("doubts", "tasks that were reported done sooner than possible",
                   doubts, 0, "", why="the journal has no entry `results`")  # fmt: skip
 
 
@@ -117,17 +120,17 @@ def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     yield Finding("gap", "longest time without a sample of a node", samples.longest_gap_s, longest_gap_s, "s",
                   why="no samples")  # fmt: skip
     dropped = sum(event.dropped for event in run.journal if isinstance(event, events.Telemetry))
-    yield Finding("dropped", "samples that agents gave up", float(dropped), 0, "")
-    yield Finding("drift", "caps that somebody else had changed", float(points["cap_drift"].height), 0, "")
+    yield Finding("dropped", "samples that agents discarded", float(dropped), 0, "")
+    yield Finding("drift", "caps that another program had changed", float(points["cap_drift"].height), 0, "")
     if all(recorded_traits(facts).simulated for facts in run.facts.manifest.get("nodes", {}).values()):
-        return  # the load of the machine does not matter
+        return  # nodes of a dry run have no CPU, so the load of the machine does not matter
     yield from _cpu(run, points, limits)
 
 
 def _cpu(run: LiveRun, points: Mapping[str, pl.DataFrame], limits: Limits) -> Iterator[Finding]:
-    """Judge what no simulation can follow: CPU time that guests did not get, and speeds that no probe told.
+    """Yield findings that no simulation can model: CPU time that guests did not get, and speeds that probes missed.
 
-    The load of others is no reason by itself: what it takes from guests is.
+    Foreign load alone is no reason for quarantine; the CPU time that guests lose by it is.
     """
     load = foreign_load(run, points["node"], points["guest"], points["controller"])
     why = "no samples of the nodes' CPU"
@@ -136,8 +139,8 @@ def _cpu(run: LiveRun, points: Mapping[str, pl.DataFrame], limits: Limits) -> It
     yield Finding("foreign_p95", "foreign CPU load, 95th percentile of seconds", load.p95_frac, _NOT_JUDGED, "",
                   why=why)  # fmt: skip
     owed = owed_frac(run, points["cap"])
-    yield Finding("owed", "CPU time that serial jobs did not get, of that under their caps", owed, limits.owed_frac,
-                  "", why="no window of constant cap of a job that uses all CPU time")  # fmt: skip
+    yield Finding("owed", "CPU time that serial jobs did not get, as a fraction of that under their caps", owed,
+                  limits.owed_frac, "", why="no window of constant cap of a job that uses all CPU time")  # fmt: skip
     if work_is_cpu_time(run.facts):
         return
     speeds = followed_speeds(run, points["node"])
@@ -149,14 +152,14 @@ def _cpu(run: LiveRun, points: Mapping[str, pl.DataFrame], limits: Limits) -> It
         )  # fmt: skip
         return
     gap = guest_speed_gap(run, points["guest"], speeds)
-    yield Finding("core_speed", "speed of serial jobs' guests beside what probes told of their cores, mean difference",
+    yield Finding("core_speed", "speed of serial jobs' guests, compared with the probed speed of their cores",
                   gap, limits.core_speed_frac, "", why="no guest of a serial job lived for long enough")  # fmt: skip
 
 
 def _controller(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     lateness = list(_lateness_s(run))
     yield Finding("late", "longest delay of a decision that was due at a time",
-                  max(lateness, default=None), limits.loop_late_s, "s", why="there was none")  # fmt: skip
+                  max(lateness, default=None), limits.loop_late_s, "s", why="there was no such decision")  # fmt: skip
     if orders := sum(isinstance(event, events.Order) for event in run.journal):
         yield Finding("orders", "orders of the operator: pauses, drained nodes", orders, 0, "")
     if run.facts.history.resumes:
@@ -170,7 +173,7 @@ def _controller(run: LiveRun, limits: Limits) -> Iterator[Finding]:
 
 
 def _lateness_s(run: LiveRun) -> Iterator[float]:
-    """Yield by how many wall seconds the controller's decisions were late: its loop was held up."""
+    """Yield the delay of each decision that was due at a time, in wall seconds: the controller's loop was late."""
     submit_s = {job.job_id: job.submit_time_s for job in run.facts.jobs}
     for record in run.decisions:
         for kind, number in record.triggers:

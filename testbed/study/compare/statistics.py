@@ -1,7 +1,7 @@
-"""Errors, noise bands and orders of policies: plain functions of numbers.
+"""Statistics of a comparison: errors, noise bands and orders of policies, as functions of arrays.
 
-A *prediction* is what the simulation says of each job, or what other live runs say: both are judged by the very same
-statistics, so that the second is the band of the first.
+A *prediction* of a live run's jobs comes from the simulation or from the other live runs. Both are judged by the same
+statistics, so that the errors of the live runs are the noise band for those of the simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from testbed.scheduling.metrics import kendall_tau
 Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
-FLOOR_FRAC = 0.001  # narrower bands are this wide: jobs.csv has milliseconds, work is counted in whole units
+FLOOR_FRAC = 0.001  # least width of a band: jobs.csv has milliseconds, and work is counted in whole units
 _SEED = 20111
 _BLOCKS = 10
 
@@ -35,9 +35,9 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A statistic of each live run, with the others as its prediction: `values` by run, and their range.
+    """The noise band of a statistic: its value for each live run, which the other live runs predict (leave one out).
 
-    `interval` is that of the mean over runs when jobs are resampled (bootstrap over jobs).
+    `interval` is the 95 % interval of the mean over runs by a bootstrap over jobs.
     """
 
     values: tuple[float, ...]
@@ -49,7 +49,7 @@ class Band:
         return max(*self.values, FLOOR_FRAC)
 
     def holds(self, value: float) -> bool:
-        """Whether an error is not larger than those of live runs against each other."""
+        """Return whether an error is not larger than the errors of live runs against each other."""
         return value <= self.high
 
 
@@ -74,12 +74,12 @@ STATISTICS = {"turnaround": median_error, "max_stretch": max_error}
 
 
 def others(values: Floats, run: int) -> Floats:
-    """Return the median over the other runs, job by job: `values` is (R, J), R >= 2."""
+    """Return the median over the other runs (J,) per job: `values` is (R, J), R >= 2."""
     return np.asarray(np.median(np.delete(values, run, axis=0), axis=0), dtype=np.float64)
 
 
 def noise_band(name: str, measured: Floats) -> Band | None:
-    """Return the band of a statistic over repeats (R, J); None for fewer than two."""
+    """Return the noise band of a statistic over repeats (R, J); None for fewer than two runs."""
     if len(measured) < 2:
         return None
     predicted = np.stack([others(measured, run) for run in range(len(measured))])
@@ -88,11 +88,11 @@ def noise_band(name: str, measured: Floats) -> Band | None:
 
 
 def mean_interval(name: str, predicted: Floats, measured: Floats) -> Interval:
-    """Return the interval of the mean over runs of a statistic, by resampling jobs with a fixed seed."""
+    """Return the 95 % interval of a statistic's mean over runs, by a bootstrap over jobs with a fixed seed."""
     draw = np.random.default_rng(_SEED)
     jobs = measured.shape[1]
     means = []
-    for _ in range(_BLOCKS):  # so that many jobs need little memory
+    for _ in range(_BLOCKS):  # blocks bound the memory for many jobs
         chosen = draw.integers(0, jobs, (RESAMPLES // _BLOCKS, jobs))
         means.append(STATISTICS[name](predicted[:, chosen], measured[:, chosen]).mean(axis=0))
     low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
@@ -102,15 +102,15 @@ def mean_interval(name: str, predicted: Floats, measured: Floats) -> Interval:
 class Spread(NamedTuple):
     """Relative differences of one metric of jobs between repeats, over all pairs of runs."""
 
-    median: float  # over jobs, of the mean over pairs
-    largest: float  # over jobs and pairs
-    worst_job: int  # its row
-    interval: Interval  # of the median over jobs, by resampling jobs
+    median: float  # median over jobs of the mean over pairs
+    largest: float  # maximum over jobs and pairs
+    worst_job: int  # row of the job with the maximum
+    interval: Interval  # of the median over jobs, by a bootstrap over jobs
     pairs: int
 
 
 def spread(measured: Floats) -> Spread | None:
-    """Return how far repeats (R, J) are apart: |a - b| over their mean; None for fewer than two."""
+    """Return the spread between repeats (R, J): |a - b| over the mean of a and b; None for fewer than two runs."""
     if len(measured) < 2:
         return None
     differences = []
@@ -132,7 +132,10 @@ def spread(measured: Floats) -> Spread | None:
 
 
 class Pair(NamedTuple):
-    """Two policies: by how much the second is worse live and simulated, in parts of the first; `noise` may be NaN."""
+    """Two policies: logarithm of the ratio of the second's mean to the first's, live and simulated.
+
+    `noise_frac` is the 95 % limit of the live difference, NaN without repeats.
+    """
 
     first: str
     second: str
@@ -142,21 +145,21 @@ class Pair(NamedTuple):
 
     @property
     def told_apart(self) -> bool:
-        """Whether the live difference exceeds the noise; never without a repeat."""
+        """Whether the live difference exceeds the noise; False without repeats."""
         return not isnan(self.noise_frac) and abs(self.live_frac) > self.noise_frac
 
     @property
     def agrees(self) -> bool:
-        """Whether the simulation orders the two as the live runs do."""
+        """Whether the simulation orders the two policies as the live runs do."""
         return (self.live_frac > 0) == (self.simulated_frac > 0) and (self.live_frac < 0) == (self.simulated_frac < 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The policies of a segment by one metric, best first, and how far the simulation orders them likewise.
+    """The policies of a segment by one metric, best first, and the agreement of the simulated order with the live one.
 
-    `tau` is Kendall's tau over all pairs (ties of one ranking only count as half); `same` holds if every pair that live
-    runs distinguish is ordered alike, None if they distinguish none.
+    `tau` is Kendall's tau over all pairs (ties of one ranking only count as half). `same` is whether the simulation
+    orders all pairs that live runs distinguish in the same way, None if live runs distinguish no pair.
     """
 
     metric: str
@@ -168,10 +171,10 @@ class Order:
 
 
 def order(metric: str, live: Mapping[str, Sequence[float]], simulated: Mapping[str, Sequence[float]]) -> Order:
-    """Compare the order of policies by a positive metric, smaller is better, given its values of every run.
+    """Compare the orders of policies by a positive metric, of which smaller is better, given its values in every run.
 
-    The noise is relative, and one for all policies: the standard deviation of the logarithm within policies, pooled.
-    Two policies are distinguished if their means differ by more than its 95 % t-limit (a least significant difference,
+    The noise is relative and pooled over policies: the standard deviation of the logarithm within policies. Two
+    policies are distinguished if their means differ by more than its 95 % t-limit (a least significant difference,
     without a correction for many pairs).
     """
     means = {name: float(np.mean(values)) for name, values in live.items()}

@@ -1,4 +1,4 @@
-"""Many runs: which are repeats, which were disturbed, and whether the simulation is shown to meet its goals."""
+"""The comparison of many runs: groups of repeats, quarantine of disturbed runs, and verdicts against the goals."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _Key = tuple[str, str, float | None]  # segment, policy, period in trace seconds
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One statistic of a group: the simulation's error of each run, what is shown of its mean, the band of repeats.
+    """One statistic of a group: the simulation's error per run, the test of the mean error, the noise band of repeats.
 
-    `raw_errors` are those of simulations on nodes of constant speed, where the others follow the speed of the cores.
+    `errors` are from simulations that follow the measured speed of cores where it is known, `raw_errors` from
+    simulations on nodes of constant speed.
     """
 
     name: str
@@ -49,18 +50,18 @@ class Judged:
 
     @property
     def goal(self) -> float:
-        """The most that the mean error should be."""
+        """Upper limit of the mean error."""
         return self.shown.goal
 
     @property
     def verdict(self) -> str:
-        """Whether simulation and live runs are shown to be equal within the goal, or different."""
+        """The verdict of the equivalence test: equal within the goal, different, or not shown."""
         return self.shown.verdict
 
 
 @dataclass(frozen=True)
 class Group:
-    """Repeats: undisturbed runs of one segment under one policy; `raw` are the pairs on nodes of constant speed."""
+    """Repeats: undisturbed runs of one segment under one policy; `raw` has their simulations at constant core speed."""
 
     segment: str
     policy: str
@@ -70,7 +71,7 @@ class Group:
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
-        """Each statistic that the verdict rests on."""
+        """The statistics that the verdict uses."""
         found = []
         for name, goal in self.goals.items():
             live, twins = (table(self.pairs, world, COLUMNS[name]) for world in ("live", "simulated"))
@@ -88,12 +89,12 @@ class Group:
 
     @property
     def of_cpu_time(self) -> bool:
-        """Whether jobs had CPU time to use; repeats are alike in that."""
+        """Whether the work of jobs is CPU time, which is the same for all repeats."""
         return work_is_cpu_time(self.pairs[0].run.facts)
 
     @cached_property
     def repeats_same_frac(self) -> float | None:
-        """Share of decisions with the same placement in two repeats, mean over pairs of them; None for one run."""
+        """Share of decisions with the same placement in two repeats, mean over all pairs; None for one run."""
         runs = [each.run for each in self.pairs]
         both = [align(one.decisions, other.decisions, other.schedule, 0.0) for one, other in combinations(runs, 2)]
         return sum(each.same_frac for each in both) / len(both) if both else None
@@ -105,12 +106,12 @@ class Group:
 
     @property
     def verdict(self) -> str:
-        """Different if one statistic is, equal if all are."""
+        """Different if one statistic is different, equal if all statistics are equal, else not shown."""
         return worst(judged.verdict for judged in self.judged)
 
     @cached_property
     def sources(self) -> dict[int, tuple[Parts, Parts]]:
-        """The parts of each job's turnaround, live and simulated, mean over runs; the largest difference first."""
+        """Parts of each job's turnaround, live and simulated, mean over runs; jobs of the largest difference first."""
         found = {}
         for row, job in enumerate(self.pairs[0].jobs):
             both = [each.jobs[row] for each in self.pairs]
@@ -123,7 +124,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Study:
-    """The results of `testbed compare`; `left_out` are runs that were disturbed, `again` copies of a run before."""
+    """The results of `testbed compare`; `left_out` are the disturbed runs, `again` are copies of earlier runs."""
 
     overheads: str
     groups: tuple[Group, ...]
@@ -135,13 +136,13 @@ class Study:
 
     @property
     def verdict(self) -> str:
-        """Different if one group is or if policies are ordered otherwise; equal if all groups are."""
+        """Different if a group or the order of policies is different; equal if all groups are equal; else not shown."""
         wrong = any(each.same is False for orders in self.orders.values() for each in orders)
         return DIFFERENT if wrong else worst(group.verdict for group in self.groups)
 
 
 def worst(verdicts: Iterable[str]) -> str:
-    """Return the verdict on several: different if one is, equal if all are, and there is one."""
+    """Return the joint verdict: different if any is different, equal if all (at least one) are, else not shown."""
     found = set(verdicts)
     if found == {EQUAL}:
         return EQUAL
@@ -156,10 +157,10 @@ def study(
     keep_disturbed: bool = False,
     goals: Mapping[str, float] = GOALS,
 ) -> Study:
-    """Examine runs, then pair the others with simulations, and judge them against `goals`, by statistic.
+    """Quarantine disturbed runs, simulate the other runs, and judge their errors against `goals`, by statistic.
 
-    `overheads` of None are the mean penalty that each run measured itself. With `keep_disturbed` only runs in which
-    a job did not end well are left out. Raises `UserError` and `RunError` as `pair` and `examine` do.
+    Without `overheads`, each run is simulated with its own measured mean penalty. With `keep_disturbed` only runs with
+    jobs that are not done are left out. Raises `UserError` and `RunError` as `pair` and `examine` do.
     """
     seen: set[str] = set()
     once: list[LiveRun] = []
@@ -187,7 +188,7 @@ def study(
 def _paired(
     runs: Sequence[LiveRun], overheads: Overheads | None
 ) -> tuple[tuple[RunPair, ...], tuple[RunPair, ...]]:  # fmt: skip
-    """Return the runs beside simulations on nodes of their speeds, where these are known, and of constant ones."""
+    """Return pairs of runs and simulations: at measured core speeds where these are known, and at constant speeds."""
     raw = tuple(pair(run, overheads) for run in runs)
     return tuple(_followed(each, overheads) for each in raw), raw
 
@@ -198,14 +199,14 @@ def _followed(raw: RunPair, overheads: Overheads | None) -> RunPair:
 
 
 def _label(key: _Key, known: Iterable[_Key]) -> str:
-    """Name the policy of a group, with its period where the segment has it under several."""
+    """Return the policy of a group, with its period if the segment has the policy with several periods."""
     segment, policy, period_s = key
     alone = sum(other[:2] == (segment, policy) for other in known) == 1
     return policy if alone else f"{policy}, {'no period' if period_s is None else f'period {period_s:g} s'}"
 
 
 def _orders(groups: Sequence[Group]) -> dict[str, tuple[Order, ...]]:
-    """Return the orders of policies of each segment that has several."""
+    """Return the orders of policies for each segment with at least two policies."""
     found: dict[str, tuple[Order, ...]] = {}
     for segment in dict.fromkeys(group.segment for group in groups):
         own = {group.policy: group for group in groups if group.segment == segment}

@@ -1,4 +1,4 @@
-"""A comparison as tables on the terminal."""
+"""The output of a comparison on the terminal: sentences and tables."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _BAD = "bold red"
 
 
 def print_study(found: Study, console: Console, *, most_jobs: int) -> None:
-    """Print all of a comparison, with at most `most_jobs` rows a table of jobs."""
+    """Print the results of a comparison, with at most `most_jobs` rows per table of jobs."""
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     say(f"Simulated with {found.overheads}")
     for run in found.again:
-        say(f"{run.facts.name}: the same run as one before it: counted once", style="yellow")
+        say(f"{run.facts.name}: a copy of an earlier run, counts once", style="yellow")
     for run in found.runs:
         health = found.health[str(run.facts.path)]
         word = "quarantined" if run in found.left_out else "disturbed, kept"
@@ -84,9 +84,9 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def jobs_table(group: Group, most: int) -> Table:
-    """Return one row per job, the largest errors first: means over runs, live / simulated in cells with two values."""
+    """Return a table with one row per job, the largest errors first: means over runs, live beside simulated."""
     table = _table(
-        "Jobs (mean over runs; trace seconds; live and simulated)",
+        "Jobs (live and simulated; means over runs; times in trace seconds)",
         ("job", "tasks", "run", "start", "sim", "turnaround", "sim", "error", "stretch", "sim", "pre", "sim",
          "mig", "sim"),
     )  # fmt: skip
@@ -106,9 +106,9 @@ def jobs_table(group: Group, most: int) -> Table:
 
 
 def sources_table(group: Group, most: int) -> Table:
-    """Return where the difference of each turnaround comes from, live less simulated."""
+    """Return a table of the parts of each turnaround difference, live minus simulated, in trace seconds."""
     names = [name.removesuffix("_s") for name in PARTS]
-    table = _table("Where the error comes from (live less simulated, trace seconds)", ("job", "turnaround", *names))
+    table = _table("Where the error comes from (live minus simulated, trace seconds)", ("job", "turnaround", *names))
     shown = list(group.sources.items())[:most]
     for job, (live, simulated) in shown:
         apart = live - simulated

@@ -1,1 +1,1 @@
-"""Campaigns of live runs: repeats in random order, disturbed ones again, ending in a comparison with simulations."""
+"""Campaigns of live runs: repeats in random order, repeats of disturbed runs, and a comparison with simulations."""

@@ -5,17 +5,17 @@ name = "held-out"
 title = "The model of processes, judged on seeds that it was not made with"
 policies = ["GreedyPM */per/OPT=MIN/MINVT=600", "EASY"]
 repeats = 5                          # of each policy, scenario and seed
-redo = 4                             # disturbed runs that are done again, in all; by default as many as there are runs
+redo = 4                             # disturbed runs that are repeated, in total; default: the number of all runs
 
 [[scenario]]
-file = "quickstart"                  # a path from this file on, or the name of a packaged scenario
-seeds = [7, 8]                       # of the programs and, where it is generated, of the trace; by default its own
+file = "quickstart"                  # a path relative to this file, or the name of a packaged scenario
+seeds = [7, 8]                       # of the programs and of a generated trace; default: the scenario's own seed
 
 [compare]
-overheads = "processes.toml"         # as of `testbed compare`; a path from this file on
-goals = [0.05, 0.1]                  # of the median turnaround error and of the max-stretch error
-error_frac = 0.02                    # expected, with its standard deviation over runs: for the power that is printed
-deviation_frac = 0.015
+overheads = "processes.toml"         # as in `testbed compare`; a path relative to this file
+goals = [0.05, 0.1]                  # equivalence margins of the median turnaround error and the max-stretch error
+error_frac = 0.02                    # expected error; with the next line it gives the power that is printed
+deviation_frac = 0.015               # expected standard deviation of the error over runs
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class _Table(BaseModel):
 
 
 class ScenarioTable(_Table):
-    """A scenario to run, once for each of `seeds`, or with its own seed."""
+    """A scenario to run once per seed in `seeds`; without seeds, with the scenario's own."""
 
     file: str
     seeds: tuple[_Seed, ...] = ()
 
 
 class CompareTable(_Table):
-    """How the runs are judged, and what is expected of their errors."""
+    """The comparison with simulations: its overhead model, its goals, and the expected errors for the power."""
 
     overheads: str | None = None
     goals: tuple[_Share, _Share] = (0.05, 0.10)
@@ -68,7 +68,7 @@ class LiveCampaign(_Table):
 
 
 def is_live(path: Path) -> bool:
-    """Whether a file says that it is a campaign of live runs. Raises `UserError` for a file that cannot be read."""
+    """Return whether a file declares a campaign of live runs. Raises `UserError` for an unreadable file."""
     return read_toml(path, "a campaign").get("kind") == "live"
 
 

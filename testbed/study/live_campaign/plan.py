@@ -1,7 +1,7 @@
-"""The runs of a campaign in their order: each repeat does every case once, in an order of its own.
+"""The order of a campaign's runs: a randomised block design in which each repeat does every case once.
 
-What drifts, a machine that becomes slower or a neighbour, then falls on all cases alike, and a campaign that is ended
-early has done all of them about equally often.
+Drift, such as a machine that becomes slower, then affects all cases alike. A campaign that is stopped early has run all
+cases about equally often.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.study.live_campaign.file import LiveCampaign
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What repeats have in common; `seed` is None for the scenario's own."""
+    """One combination of scenario, policy and seed, which is repeated; `seed` is None for the scenario's own."""
 
     scenario: Path
     policy: str
@@ -42,7 +42,7 @@ class PlannedRun:
 
 
 def cases_of(campaign: LiveCampaign, file: Path) -> list[Case]:
-    """Return all cases. Raises `UserError` for a scenario that is not there."""
+    """Return all cases. Raises `UserError` for a scenario that does not exist."""
     found = []
     for table in campaign.scenario:
         beside = file.parent / table.file
@@ -53,7 +53,7 @@ def cases_of(campaign: LiveCampaign, file: Path) -> list[Case]:
 
 
 def planned(campaign: LiveCampaign, cases: Sequence[Case]) -> Iterator[list[PlannedRun]]:
-    """Yield the runs of each repeat, in their order; the same for the same campaign."""
+    """Yield the runs of each repeat in their order, which is determined by `order_seed`."""
     for repeat in range(1, campaign.repeats + 1):
         order = [PlannedRun(case, repeat) for case in cases]
         random.Random(f"{campaign.order_seed}/{repeat}").shuffle(order)  # noqa: S311  # an order of runs is no secret

@@ -1,10 +1,10 @@
-"""What a campaign of live runs has done, on disk: a line for each run that has ended, and the run directories.
+"""The record of a campaign of live runs on disk: one line per run that has ended, and the run directories.
 
-    DIR/campaign.toml     the file of the last time
+    DIR/campaign.toml     the campaign file of the last call
     DIR/runs/             run directories
-    DIR/done.jsonl        key, run directory, reasons for which the run is left out of comparisons
+    DIR/done.jsonl        key, run directory, exit code, and the reasons to exclude the run from comparisons
 
-A run that was interrupted has no line; it is done again, and its directory stays.
+A run that was interrupted has no line. It is repeated, and its directory stays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from testbed.errors import UserError
 
 
 class EndedRun(msgspec.Struct, frozen=True):
-    """A run that has ended; `run` is its directory under `runs`, empty if it made none."""
+    """A run that has ended; `run` is its directory under `runs`, empty if it created none."""
 
     key: str
     run: str
@@ -27,12 +27,12 @@ class EndedRun(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Whether it can be compared."""
+        """Whether the run counts in comparisons."""
         return not self.reasons
 
 
 class Record:
-    """The record of the campaign in a folder, which is made if it is not there."""
+    """The record of the campaign in a folder, which is created if it does not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Record:
             raise UserError(f"{self._file}: line {number}: expected a run that has ended: {error}") from error
 
     def add(self, ended: EndedRun) -> None:
-        """Note a run, durably."""
+        """Record a run durably."""
         self.ended.append(ended)
         whole = b"".join(msgspec.json.encode(each) + b"\n" for each in self.ended)
         part = self._file.with_suffix(".part")
@@ -66,14 +66,14 @@ class Record:
         part.replace(self._file)
 
     def done(self, key: str) -> bool:
-        """Whether a run of the plan can be compared."""
+        """Return whether a planned run has ended and counts in comparisons."""
         return any(each.key == key and each.counts for each in self.ended)
 
     @property
     def left_out(self) -> int:
-        """Number of runs that ended and cannot be compared."""
+        """Number of runs that have ended and are excluded from comparisons."""
         return sum(not each.counts for each in self.ended)
 
     def paths(self) -> list[Path]:
-        """Return the directories of the runs that can be compared."""
+        """Return the directories of the runs that count in comparisons."""
         return [self.runs / each.run for each in self.ended if each.counts]

@@ -1,4 +1,4 @@
-"""Does the runs of a campaign, each by `testbed run` in a process of its own, and looks at what disturbed them."""
+"""Execution of a campaign's runs, each by `testbed run` in a separate process, and their check for disturbances."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Say = Callable[[str], None]
 
 
 def work(campaign: LiveCampaign, cases: Sequence[Case], record: Record, say: Say) -> list[PlannedRun]:
-    """Do what is left of a campaign; return the runs for which no budget of repetitions was left.
+    """Do the remaining runs of a campaign; return the runs for which the budget of repetitions was used up.
 
-    A run that was disturbed is done again at the end of its repeat, as long as no more than `redo` runs in all were
-    left out; what was done before counts. Raises `KeyboardInterrupt` when interrupted, once the run has ended.
+    A disturbed run is repeated at the end of its block, as long as no more than `redo` runs in total were left out,
+    including those of earlier calls. Raises `KeyboardInterrupt` after an interrupt, once the current run has ended.
     """
     total = campaign.repeats * len(cases)
     most = total if campaign.redo is None else campaign.redo
@@ -44,7 +44,7 @@ def work(campaign: LiveCampaign, cases: Sequence[Case], record: Record, say: Say
 
 
 def run_one(planned_run: PlannedRun, record: Record) -> EndedRun:
-    """Do one run; return how it ended."""
+    """Do one run; return its record with the reasons to leave it out."""
     before = set(record.runs.iterdir())
     case = planned_run.case
     words = ["run", str(case.scenario), "--policy", case.policy, "--out", str(record.runs)]
@@ -53,17 +53,17 @@ def run_one(planned_run: PlannedRun, record: Record) -> EndedRun:
     code = _testbed(words)
     made = sorted(set(record.runs.iterdir()) - before)
     if not made:
-        return EndedRun(planned_run.key, "", code, (f"testbed run ended with {code}, and made no run directory",))
+        return EndedRun(planned_run.key, "", code, (f"testbed run ended with {code} and created no run directory",))
     return EndedRun(planned_run.key, made[-1].name, code, tuple(_reasons(made[-1])))
 
 
 def _testbed(words: Sequence[str]) -> int:
-    """Call `testbed`; an interrupt goes to it as well, and is passed on once it has ended."""
+    """Call `testbed`; an interrupt is forwarded to it, and raised here once it has ended."""
     with subprocess.Popen(module_argv("testbed", *words)) as process:  # noqa: S603  # our own command
         try:
             return process.wait()
         except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)  # again: it may not be of this process group
+            process.send_signal(signal.SIGINT)  # the child may be in another process group, without this signal
             process.wait()
             raise
 

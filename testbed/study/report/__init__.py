@@ -1,1 +1,1 @@
-"""The views of a run: the live display, and tables afterwards."""
+"""The views of runs and calibrations: terminal display, browser page, and report pages."""

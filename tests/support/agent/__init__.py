@@ -1,1 +1,1 @@
-"""What tests of `agent` share."""
+"""Code shared by the tests of `agent`."""

@@ -1,4 +1,4 @@
-"""Guests with shares whose agent is killed: the next agent finds each share as it was, and can change it."""
+"""Guests with shares whose agent is killed: the next agent finds each share unchanged, and can change it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ return await node.driver.set_share('a', 0.7)
 
 
 class AdoptedShares:
-    """A subclass has the fixture `bench`."""
+    """Tests of shares after an adoption; a subclass has the fixture `bench`."""
 
     def test_a_guest_keeps_the_share_that_it_had_at_last(self, bench: Bench) -> None:
         cores = bench.suite.node_cpus

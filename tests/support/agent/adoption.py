@@ -1,4 +1,4 @@
-"""Agents that are killed: their guests go on, and the next agent takes them over in the state that they are in."""
+"""Agents that are killed: their guests keep running, and the next agent adopts them in their current state."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ await node.driver.hold('a')
 pid = node.driver._guests['a']._link.pid
 tasks.append(asyncio.ensure_future(node.driver.save('a', None, node.budget.image_dir / 'a.img')))
 while node.state('a') != 'saving':
-    await asyncio.sleep(0)  # until that is so: no event tells
+    await asyncio.sleep(0)  # polls: no event reports this state
 """
 
 
 class Saved:
-    """The saves that an earlier agent had ordered, as the next one hears of them."""
+    """Saves that an earlier agent had ordered, as reported to the next agent."""
 
     def __init__(self) -> None:
         self.heard: dict[str, tuple[Path, SaveReport]] = {}
@@ -59,10 +59,10 @@ class Saved:
 
 
 class Bench:
-    """One node, and the agents that follow one another on it."""
+    """One node, and the successive agents on it."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        """`kind` is that of `suite_of`."""
+        """`kind` is the argument of `suite_of`."""
         self.folder = folder
         self.kind = kind
         self.suite = suite_of(kind)
@@ -84,14 +84,14 @@ class Bench:
         assert node.driver.sample() == []
 
     def carry_on(self, node: Node) -> None:
-        """Be the controller of a job, which has seen its barriers so far."""
+        """Play the controller of a job, which knows of all its barriers so far."""
         servers = {spec.guest: node.driver._guests[spec.guest].rank.server for spec in self.members()}
         job = MpiJob([(node.driver, spec) for spec in self.members()])
         (job.session,) = {one.session for one in servers.values()}
         (job.barriers.released,) = {one.barriers - one.waiting for one in servers.values()}
         node.mpi_jobs.append(job)
         for guest, one in servers.items():
-            if one.waiting:  # which was reported before
+            if one.waiting:  # this barrier was reported to the earlier agent
                 job.hear(DriverEvent(guest, MPI_BARRIER, 0, one.barrier().detail()))
 
     async def finish(self, node: Node, *guests: str) -> dict[str, object]:
@@ -151,7 +151,7 @@ class AdoptionSuite:
                 )
                 pidfd = os.pidfd_open(pid)
                 await agent.kill()
-            os.kill(pid, signal.SIGCONT)  # uncapped, so that nobody but this test has stopped it
+            os.kill(pid, signal.SIGCONT)  # the guest has no cap, so only this test can have stopped it
             await ended(pidfd)
             async with bench.next() as node:
                 done = await node.until("a", "done")
@@ -161,7 +161,7 @@ class AdoptionSuite:
         asyncio.run(main())
 
     def test_the_end_of_a_guest_is_told_until_it_is_settled(self, bench: Bench) -> None:
-        """The first agent is killed before the end has reached the bus."""
+        """The first agent is killed before the guest's end has reached the bus."""
 
         async def main() -> None:
             async with bench.other() as agent:
@@ -223,8 +223,8 @@ class AdoptionSuite:
             async with bench.next() as node:
                 if when == "before":
                     os.kill(pid, signal.SIGCONT)
-                while node.driver.sample():  # noqa: ASYNC110  # no event tells
-                    await asyncio.sleep(0)  # at each step of the loop the guest is here, or its save is reported
+                while node.driver.sample():  # noqa: ASYNC110  # no event to wait for
+                    await asyncio.sleep(0)  # at each step of the loop, either the guest exists or its save is reported
                 assert bench.saved.heard["a"][0] == image
                 assert node.driver.taken_over() == []
                 assert bench.saved.heard["a"][1].bytes == image.stat().st_size
@@ -246,7 +246,7 @@ class AdoptionSuite:
                 again = asyncio.ensure_future(node.driver.save("a", None, image))
                 os.kill(pid, signal.SIGCONT)
                 assert (await again).bytes == image.stat().st_size
-                assert bench.saved.heard == {}  # whoever waits for it notes it
+                assert bench.saved.heard == {}  # the caller that awaits the save records it
 
         asyncio.run(main())
 
@@ -262,7 +262,7 @@ class AdoptionSuite:
                     image = node.budget.image_dir / 'm.img'
                     tasks.append(asyncio.ensure_future(node.driver.save(f'm{behind}', max(points), image)))
                     while not image.exists():
-                        await asyncio.sleep(0)  # until that is so: no event tells
+                        await asyncio.sleep(0)  # polls: no event reports this state
                     return behind
                 """)
                 await agent.kill()
@@ -296,7 +296,7 @@ class AdoptionSuite:
                 pid = await agent.do(f"""
                     tasks.append(asyncio.ensure_future({START.removeprefix("await ")}))
                     while not node.driver._guests or (pid := node.driver._guests['a']._link.pid) is None:
-                        await asyncio.sleep(0)  # until that is so: no event tells
+                        await asyncio.sleep(0)  # polls: no event reports this state
                     os.kill(pid, 19)
                     return pid
                 """)
@@ -338,7 +338,7 @@ class AdoptionSuite:
                         image = node.budget.image_dir / f'{guest}.img'
                         tasks.append(asyncio.ensure_future(node.driver.save(guest, max(points), image)))
                     while [node.state(guest) for guest in ('m0', 'm1')] != ['saving', 'saving']:
-                        await asyncio.sleep(0)  # until that is so: no event tells
+                        await asyncio.sleep(0)  # polls: no event reports this state
                 """)
                 await agent.kill()
             images = bench.folder / "images0"
@@ -449,7 +449,7 @@ class AdoptionSuite:
         asyncio.run(main())
 
     def test_a_guest_that_was_being_saved_whole_is_destroyed(self, bench: Bench) -> None:
-        """The program has closed its channel, and nobody knows how far the save went."""
+        """The program has closed its channel, so the progress of the save is unknown."""
 
         async def main() -> None:
             async with bench.other() as agent:

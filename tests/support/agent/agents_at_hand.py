@@ -21,14 +21,14 @@ MEMORY_MIB = 1000
 
 
 class ControllerDiedError(BaseException):
-    """The controller is killed: nothing of it goes on."""
+    """The controller is killed: none of its code runs any more."""
 
 
 @dataclass
 class Crash:
-    """What happens at the `number`th command from 0: `who` dies `before` the agent does it, or after it.
+    """A crash at the `number`th command, counted from 0: `who` dies `before` or after the agent executes it.
 
-    The successor of an agent takes over its guests, held as they were or, `running`, released.
+    The successor of a killed agent adopts its guests. Held guests stay held, or are released if `running`.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Crash:
 
 @dataclass
 class AgentsAtHand:
-    """Nodes of a fleet: agents with folders of their own, which a successor of a killed one shares."""
+    """Nodes of a fleet: each agent has a separate folder, which the successor of a killed agent uses, too."""
 
     folder: Path
     count: int = 2
@@ -65,7 +65,7 @@ class AgentsAtHand:
         return driver
 
     async def restart(self, node: int, *, running: bool = False) -> None:
-        """Kill an agent, whose guests go on, and start another one that takes them over."""
+        """Kill an agent, whose guests keep running, and start another one that adopts them."""
         before, driver = self.agents[node], NullDriver()
         driver._guests = self.driver(node)._guests
         self.agents[node] = self._agent(node, driver)
@@ -109,7 +109,7 @@ class AgentsAtHand:
 
 
 def job(tasks: int, *, ranks: bool) -> JobGuests:
-    """A job of so many tasks that never ends, the ranks of an MPI job or not."""
+    """Return an endless job with this number of tasks, with MPI or without."""
     specs = tuple(
         GuestSpec(
             guest=f"g{task}", run="t", job=1, task=task, cpu_cores=1.0, memory_mib=60,
@@ -122,7 +122,7 @@ def job(tasks: int, *, ranks: bool) -> JobGuests:
 
 
 async def started(nodes: AgentsAtHand, live: JobGuests, places: tuple[int, ...]) -> None:
-    """Create the guests without a controller; each has done more than the one before it."""
+    """Create the guests without a controller; each has more units done than the one before it."""
     for task, (node, spec) in enumerate(zip(places, live.specs, strict=True)):
         driver, agent = nodes.driver(node), nodes.agents[node]
         agent._residents.found(spec)

@@ -1,10 +1,10 @@
-"""What is left of a folder after a crash: recorded operations on its files, replayed up to any of them.
+"""States of a folder after a crash: recorded operations on its files, replayed up to any of them.
 
-`Recording` notes what happens in a folder while it is active: data, syncs, new names, renames and removals, in their
-order. It takes a picture of the folder around each of these calls, so writes by any means are seen. `Left` is what a
-crash leaves: `killed` is the end of the process at any byte, after which the kernel still has all that was written.
-`unpowered` is a loss of power: of names, those of the last sync of the folder are there, and of later changes any
-first ones; of the data of each file what was synced, what was written, or a torn half.
+`Recording` records the operations in a folder while it is active: data, syncs, new names, renames and removals, in
+order. It takes a snapshot of the folder around each of these calls, so it detects writes by any means. `Left` is the
+state after a crash. `killed` yields states after the end of the process at any byte; the kernel still has all written
+data. `unpowered` yields states after a loss of power. They have the names of the last sync of the folder, and any
+number of the later changes, in order. The data of each file is the synced data, the written data, or a torn half.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 
-_EVERY_BYTE = 24  # of a write up to this size; of a longer one, this many of its bytes
+_EVERY_BYTE = 24  # writes up to this size are cut at every byte, longer ones at this many of their bytes
 Names = dict[str, int]
 
 
 @dataclass(frozen=True)
 class Data:
-    """A file has another content."""
+    """The content of a file has changed."""
 
     file: int
     before: bytes
@@ -54,7 +54,7 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that is no operation on files, such as a reply."""
+    """An event that is not an operation on files, such as a reply."""
 
     word: str
 
@@ -64,7 +64,7 @@ Event = Data | SyncFile | SyncFolder | Renamed | Mark
 
 @dataclass(frozen=True)
 class Left:
-    """The files that a crash left, and the marks before it."""
+    """The files after a crash, and the marks before it."""
 
     files: dict[str, bytes]
     marks: frozenset[str]
@@ -134,7 +134,7 @@ class Recording:
         return call
 
     def _look(self) -> None:
-        """Note what has changed since the last look: first the data of files, then their names."""
+        """Record the changes since the last snapshot: first the data of files, then their names."""
         names: Names = {}
         inodes = {}
         for path in sorted(self.folder.iterdir()):
@@ -171,9 +171,9 @@ class Recording:
             yield self._left(names, contents, marks, where)
 
     def unpowered(self) -> Iterator[Left]:
-        """Yield what may be left when the power is lost after each operation."""
+        """Yield the possible states after a loss of power at each operation."""
         names, contents, marks = self._begin()
-        pending = [names]  # those that a sync has made durable, and all since then, in their order
+        pending = [names]  # the names that a sync has made durable, and all later ones, in order
         synced = dict(contents)
         for number, event in enumerate(self.events):
             names, contents, marks = _apply(event, names, contents, marks)
@@ -218,7 +218,7 @@ def _apply(
 
 
 def _sizes(event: Data) -> Iterator[int]:
-    """Return lengths of a write that was cut off; one that overwrites is cut off at the beginning only."""
+    """Return the lengths at which a write is cut off; an overwriting write is cut off at the beginning only."""
     same = event.after.startswith(event.before)
     first, last = (len(event.before) if same else 0), len(event.after)
     step = max(1, (last - first) // _EVERY_BYTE)

@@ -1,4 +1,4 @@
-"""A process driver in a process of its own, as an agent that a test kills: it runs the steps that the test gives it."""
+"""A process driver in a separate process, in the role of an agent that a test kills: it runs the test's steps."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def suite_of(kind: str) -> DriverConformance:
 
 
 class OtherAgent:
-    """The process. A step is the body of a coroutine that has `node` and `suite`; it returns what `do` returns."""
+    """The process. A step is the body of a coroutine with `node` and `suite`; `do` returns its return value."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def do(self, step: str) -> object:
-        """Run a step to its end."""
+        """Run a step, and return its result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(textwrap.dedent(step)).encode() + b"\n")
@@ -56,18 +56,18 @@ class OtherAgent:
         return json.loads(line)
 
     def stop(self) -> None:
-        """Stop it: it neither works nor ends."""
+        """Stop the process (SIGSTOP): it neither works nor ends."""
         self._process.send_signal(signal.SIGSTOP)
 
     async def kill(self) -> None:
-        """Kill it, as a crash does."""
+        """Kill the process, as a crash does."""
         self._process.send_signal(signal.SIGKILL)
         await self._process.wait()
 
 
 @contextlib.asynccontextmanager
 async def other_agent(folder: Path, kind: str, keep_s: float = 900.0) -> AsyncIterator[OtherAgent]:
-    """Start one on the first node of a folder; `kind` is that of `suite_of`."""
+    """Start the process on the first node of a folder; `kind` is the argument of `suite_of`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "support.agent.driver_process", str(folder), kind, str(keep_s),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from node_agent.drivers.virt.qemu import Qemu
 from support.agent.saved_domains import SPEC
 
 CANNOT = 77
-MOST_BYTES = 8 << 30  # of this process
+MOST_BYTES = 8 << 30  # limit of this process's address space
 
 
 def _serve() -> None:
@@ -24,7 +24,7 @@ def _serve() -> None:
 
 
 def main(root: str, image: str) -> int:
-    """Print `refused: ` and why, or `restored`."""
+    """Print `refused: ` and the reason, or `restored`."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     libvirt.virEventRegisterDefaultImpl()
     threading.Thread(target=_serve, daemon=True).start()

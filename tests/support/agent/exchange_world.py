@@ -1,6 +1,6 @@
-"""Agents that exchange shares in virtual time: they die at writes and messages, and the bus cannot be relied on.
+"""Agents that exchange shares in virtual time: they die at writes and messages, and the bus is unreliable.
 
-The agents are the real ones, with files; only their clock, their bus and the use of their guests are of the test.
+The agents are the real ones, with files. The test replaces their clock, their bus and the CPU use of their guests.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from testbed.shares.state import AccountState
 
 NODES = ("n0", "n1", "n2")
 PERIOD_S = 5.0
-TOTALS: Counter[str] = Counter()  # of all worlds
+TOTALS: Counter[str] = Counter()  # over all worlds
 
 
 @dataclass(frozen=True)
 class Faults:
-    """How often each fault happens, in parts of the messages, or of the writes; `delay_s` is the longest delay."""
+    """Rates of each fault, as fractions of the messages or of the writes; `delay_s` is the longest delay."""
 
     lost: float = 0.0
     doubled: float = 0.0
@@ -44,31 +44,31 @@ class Faults:
 
 @dataclass(frozen=True)
 class Job:
-    """A job: its order, and what is booked for each of its guests, in cores."""
+    """A job: its order, and the booked cores of each of its guests."""
 
     order: Exchange
     share_cores: float
 
     @property
     def total(self) -> int:
-        """All shares of it."""
+        """The sum of the job's shares."""
         return shares_of(self.share_cores) * len(self.order.nodes)
 
 
 @dataclass
 class Agent:
-    """One node: its state folder, the guests on it, and the agent that works at present."""
+    """One node: its state folder, the guests on it, and its current agent."""
 
     name: str
     folder: Path
     specs: list[tuple[GuestSpec, Exchange]]
     exchange: ShareExchange | None = None
     task: asyncio.Task[None] | None = None
-    set_cores: dict[str, float] = field(default_factory=dict)  # what the kernel has, whatever agent set it
+    set_cores: dict[str, float] = field(default_factory=dict)  # the values in the kernel, set by any agent of the node
 
 
 class World:
-    """The agents, and the bus between them. `seed` decides about what happens to each message and write."""
+    """The agents, and the bus between them. `seed` determines the faults of messages and writes."""
 
     def __init__(self, folder: Path, jobs: Sequence[Job], cores: float, seed: int) -> None:
         self.jobs = jobs
@@ -105,12 +105,12 @@ class World:
         agent.exchange = self._new(agent)
         for spec, order in agent.specs:
             agent.exchange.begin(spec, order)
-            agent.set_cores[spec.guest] = spec.share_cores or 0.0  # as its driver does at its start
+            agent.set_cores[spec.guest] = spec.share_cores or 0.0  # a driver does so when it starts a guest
         self._begun.add(name)
         self._serve(agent)
 
     def restart(self, name: str) -> None:
-        """Let another agent take the guests of a dead one over."""
+        """Let another agent adopt the guests of a dead one."""
         agent = self.agents[name]
         if agent.task is not None and agent.task.done():
             TOTALS["agent restarts"] += 1
@@ -119,13 +119,13 @@ class World:
             self._serve(agent)
 
     def restart_some(self) -> None:
-        """Let agents take the guests of some dead ones over."""
+        """Let agents adopt the guests of some dead agents."""
         for name in NODES:
             if self._happens(0.4):
                 self.restart(name)
 
     async def kill(self, name: str) -> None:
-        """End an agent while it waits."""
+        """Kill an agent while it waits."""
         agent = self.agents[name]
         if agent.task is not None and not agent.task.done():
             TOTALS["deaths while it waits"] += 1
@@ -166,13 +166,13 @@ class World:
         return self._random.random() < part
 
     def die(self, what: str) -> None:
-        """Perhaps end the agent that calls this."""
+        """Kill the calling agent with some probability."""
         if self._happens(self.faults.deaths):
             TOTALS[f"deaths {what}"] += 1
             raise asyncio.CancelledError
 
     def write(self, path: Path, content: bytes, **options: Any) -> None:
-        """Write a file as agents do, for one that may die before and after it."""
+        """Write a file as agents do, for an agent that may die before and after the write."""
         self.die("before it is kept")
         write_whole(path, content, **options)
         if len(self._begun) == len(NODES):
@@ -183,7 +183,7 @@ class World:
         self._handlers[topic] = agent, handler
 
     def send(self, topic: str, payload: bytes) -> None:
-        """Carry a message, or not; now, or later."""
+        """Deliver a message now or later, or lose it."""
         TOTALS["messages"] += 1
         self.check_set()
         if self._happens(self.faults.lost):
@@ -204,12 +204,12 @@ class World:
             return
         TOTALS["messages delivered"] += 1
         with contextlib.suppress(StopIteration):
-            handler(topic, payload).send(None)  # type: ignore[attr-defined]  # it puts it into a queue at once
+            handler(topic, payload).send(None)  # type: ignore[attr-defined]  # it only fills a queue
 
-    # --- what must hold
+    # --- invariants
 
     def kept(self, node: str, job: Job) -> dict[str, AccountState]:
-        """Return the accounts of a job that a node has on its disk."""
+        """Return the accounts of a job on a node's disk."""
         path = self.agents[node].folder / FOLDER / f"{min(job.order.nodes)}.json"
         return msgspec.json.decode(path.read_bytes(), type=Kept).accounts if path.exists() else {}
 
@@ -218,7 +218,7 @@ class World:
         return {owner: state for node in NODES for owner, state in self.kept(node, job).items()}
 
     def check_kept(self) -> None:
-        """No share was made or lost, and no node has more than its cores."""
+        """No share was created or lost, and the shares of no node exceed its cores."""
         for job in self.jobs:
             accounts = self.accounts(job)
             assert accounts.keys() >= job.order.nodes.keys(), "an account is missing"
@@ -229,7 +229,7 @@ class World:
             assert sum(state.shares for state in guests if state is not None) <= shares_of(self._cores)
 
     def check_agents(self) -> None:
-        """No agent has failed by itself."""
+        """No agent has failed without a fault."""
         for agent in self.agents.values():
             if agent.task is not None and agent.task.done() and not agent.task.cancelled():
                 agent.task.result()
@@ -237,7 +237,7 @@ class World:
         self.check_set()
 
     def check_set(self) -> None:
-        """The guests of a job never have more shares in force than the job has."""
+        """The shares in force of a job's guests never exceed the shares of the job."""
         for job in self.jobs:
             cores = [self.agents[node].set_cores.get(guest, 0.0) for guest, node in job.order.nodes.items()]
             assert shares_of(sum(cores)) <= job.total + len(cores), "more shares are in force than the job has"
@@ -281,7 +281,7 @@ def in_transfers(accounts: dict[str, AccountState]) -> int:
 
 @contextlib.contextmanager
 def writes_of(world: World) -> Iterator[None]:
-    """Let agents write through the world."""
+    """Let agents write files through the world."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(share_exchange, "write_whole", world.write)
         yield

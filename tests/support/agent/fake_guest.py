@@ -13,12 +13,12 @@ Answer = Callable[["FakeGuest", Frame], None]
 
 
 class FakeGuest:
-    """Listens on a socket and answers as it is told; remembers every order."""
+    """Listens on a socket and answers as the test says; records every order."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self.path = path
         self.orders: list[Frame] = []
-        self.hosts = 0  # that have connected
+        self.hosts = 0  # number of connections so far
         self._answer = answer
         self._writer: asyncio.StreamWriter | None = None
         self._serving: set[asyncio.Task[None]] = set()

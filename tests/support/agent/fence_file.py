@@ -10,7 +10,7 @@ from testbed.host.whole_files import write_whole
 
 
 def fence(folder: Path, **seconds: float) -> None:
-    """Write the fences of guests as their agent does, in seconds from now."""
+    """Write fences as an agent does: for each guest, in seconds from now."""
     fences = Fences(clock_identity())
     for guest, in_s in seconds.items():
         fences.place(guest, time.monotonic_ns() + int(in_s * 1e9))

@@ -53,7 +53,7 @@ class Nodes:
         return self.server.port
 
     def offer(self, image: ImageRef = REF, to: str = "b", for_s: float = 60.0) -> str:
-        """Tell node a of a new ticket; returns it."""
+        """Give node a a new ticket; returns the ticket."""
         ticket = secrets.token_hex(16)
         self.tickets.offer(OfferImage(image=image, ticket_digest=token_digest(ticket), to=to, for_s=for_s))
         return ticket
@@ -63,7 +63,7 @@ class Nodes:
         return await self.fetcher.fetch(image, "127.0.0.1", self.port, ticket)
 
     async def say(self, line: bytes) -> bytes:
-        """Send a line to the server without TLS; returns all that it answers until it hangs up."""
+        """Send a line to the server without TLS; returns its whole answer, until it closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(line)

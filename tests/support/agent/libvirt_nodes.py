@@ -16,13 +16,13 @@ from support.live import ENDLESS_UNITS, HANG_S
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 from testbed.testing.mpi_job import MpiJob
 
-THROTTLED_CORES = 0.1  # at 0.02 an emulated kernel leaves nothing to its program
+THROTTLED_CORES = 0.1  # at 0.02 an emulated kernel leaves no CPU time to its program
 THROTTLED_UNITS = 60_000  # at that cap minutes pass until such work is done
 
 
 @dataclass
 class Node:
-    """One node's driver in this process, and what its guests did."""
+    """One node's driver in this process, and the events of its guests."""
 
     driver: object
     destination: object
@@ -135,7 +135,7 @@ async def migrate(one: Node, two: Node, spec: GuestSpec, cap_cores: float) -> Mi
 
 
 async def ends(members: list[tuple[Node, GuestSpec]]) -> list[object]:
-    """Return the checksums that guests end with."""
+    """Return the final checksums of guests."""
     results = []
     for place, spec in members:
         driver_event = await place.until(spec.guest, "done", "failed")
@@ -146,14 +146,14 @@ async def ends(members: list[tuple[Node, GuestSpec]]) -> list[object]:
 
 
 async def finish(members: list[tuple[Node, GuestSpec]]) -> list[object]:
-    """Let throttled guests work at full speed; return the checksums that they end with."""
+    """Let throttled guests work at full speed; return their final checksums."""
     for place, spec in members:
         await place.driver.set_cap(spec.guest, 1.0)
     return await ends(members)
 
 
 def twin(spec: GuestSpec) -> str:
-    """Return the checksum that the Python program of a task comes to."""
+    """Return the checksum that the Python program of a task computes."""
     from node_agent.programs.expected import expected_checksum
     from node_agent.programs.task import Task
 

@@ -1,4 +1,4 @@
-"""The suite that every driver passes, for processes under real caps."""
+"""The conformance suite of drivers, for processes under real caps."""
 
 from __future__ import annotations
 

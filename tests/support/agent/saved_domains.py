@@ -1,4 +1,4 @@
-"""Domains as libvirt 9.0 writes them of ours: what QEMU's driver keeps of one that runs, and what Xen's does."""
+"""Our domains as libvirt 9.0 writes them: the XML that QEMU's and Xen's drivers keep of a running domain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = (
 )
 EMULATOR = "/usr/bin/qemu-system-x86_64"
 
-# With aliases, labels and paths, as of a running one: a file has less of it.
+# With the aliases, labels and paths of a running domain; a file has fewer of them.
 QEMU = f"""<domain type='qemu' id='20'>
   <name>dfrs-ab12-j3-t1</name>
   <uuid>577ae7d9-35bf-48e0-a152-181ac112c09c</uuid>
@@ -107,7 +107,7 @@ QEMU = f"""<domain type='qemu' id='20'>
 </domain>
 """
 
-# What libvirt keeps beside it in a file.
+# The cookie that libvirt keeps beside the domain in a file.
 COOKIE = """<cookie>
   <cpu mode='custom' match='exact' check='full'>
     <model fallback='forbid'>qemu64</model>
@@ -156,7 +156,7 @@ XEN = """<domain type='xen' id='4'>
 </domain>
 """.replace("{words}", WORDS.replace("ttyS0", "hvc0"))
 
-# What a node that was broken into can write into a file: by name, what takes the place of what in a domain.
+# Domains that a compromised node can write into a file: by name, the text that is replaced, and its replacement.
 _END = "  </devices>"
 _QEMU = "xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'"
 DEVICES = {
@@ -231,7 +231,7 @@ def attacked(xml: str, name: str) -> str:
 
 
 def qemu_file(xml: str, cookie: str) -> bytes:
-    """Return a file as libvirt's QEMU driver writes it: both texts end with a zero, and 64 KiB are left free."""
+    """Return a file as libvirt's QEMU driver writes it: both texts end with a zero, and 64 KiB stay free."""
     domain, beside = xml.encode() + b"\0", cookie.encode() + b"\0" if cookie else b""
     texts = domain + beside + bytes(1 << 16)
     header = (b"LibvirtQemudSave", 2, len(texts), 0, 0, len(domain) if cookie else 0)

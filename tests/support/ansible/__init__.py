@@ -1,1 +1,1 @@
-"""What tests of `ansible` share."""
+"""Code shared by the tests of `ansible`."""

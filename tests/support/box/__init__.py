@@ -1,1 +1,1 @@
-"""What tests of `box` share."""
+"""Code shared by the tests of `box`."""

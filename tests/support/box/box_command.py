@@ -1,8 +1,8 @@
-"""`testbed` whose agents drive no hypervisor, on nodes that really have one: the lab is tested, not a driver.
+"""`testbed` with agents that do not use the hypervisors of their nodes: tests of the lab, not of a driver.
 
-With DFRS_TEST_CUT_AT in the environment, it stands still before the part of that kind is made, until SIGTERM. With
-DFRS_TEST_REAL_DRIVER the agents drive what the scenario says. It waits for the commands of tests that run beside it for
-as long as a test may take: they build images meanwhile.
+With DFRS_TEST_CUT_AT in the environment, the command pauses before it makes a part of that kind, until SIGTERM. With
+DFRS_TEST_REAL_DRIVER the agents use the driver of the scenario. The command waits for locks of concurrent tests for as
+long as a test may take, because these may be building images.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _interrupted = threading.Event()
 def _stand_still(self: Journal, part: str) -> None:
     _intend(self, part)
     if part.split(maxsplit=1)[0] == os.environ.get("DFRS_TEST_CUT_AT"):
-        _interrupted.wait()  # the main thread takes signals, and waits for this one
+        _interrupted.wait()  # the main thread receives signals, and waits for this thread
 
 
 def _go_on(*signal: object) -> None:

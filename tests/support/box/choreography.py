@@ -1,7 +1,7 @@
-"""A policy for tests: what happens to a job follows from its id, each thing once, after the job's first progress.
+"""A policy for tests: the id of a job determines the one operation on it, which follows its first progress.
 
-A job starts at a yield at which its finite work takes long, so that it is still at work when its turn comes, and gets
-its full yield afterwards. Where its tasks are tells what was done with it: the policy needs no memory of its own.
+A job starts at a yield at which its finite work takes long, so that it is still running at the operation, and gets its
+full yield afterwards. The places of its tasks show whether the operation is done, so the policy keeps no state.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event, JobState
 
 PREEMPTED_PARALLEL, PREEMPTED_SERIAL, MIGRATED, KILLED, UNDISTURBED = 1, 2, 3, 4, 5
-"""Job ids: both tasks are saved and restored where they were; saved, and restored on the other node; migrated live to
-the other node; left at its slow start, for the test to kill; left alone."""
+"""Job ids, by operation: save and restore on the same nodes; save, and restore on the other node; live migration to the
+other node; none, at its slow start, for the test to kill; none."""
 THROTTLED_YIELD = 0.25
-FULL_YIELD = 1.0  # of a need that lets all jobs of the test run beside each other
+FULL_YIELD = 1.0  # the needs are so small that all jobs of the test can run at the same time
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A lab of a test's own scenario, made and asked by the command as users give it."""
+"""A lab of a test's scenario, which the test controls by the command line, as users do."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 from support.live import HANG_S
 
-COMMAND = Path(__file__).with_name("box_command.py")  # with agents that drive nothing
+COMMAND = Path(__file__).with_name("box_command.py")  # its agents use no hypervisor
 
 
 class LabCommand:
     """`testbed lab` for one scenario file."""
 
-    real_driver = False  # else agents that drive processes, or nothing on nested Xen
+    real_driver = False  # if not, agents use processes as guests, or none on nested Xen
 
     def __init__(self, name: str, file: Path) -> None:
         self.name = name
         self.file = file
 
     def start(self, *arguments: str, cut_at: str = "") -> subprocess.Popen[str]:
-        """Start the command; with `cut_at` it stands still before a part of that kind is made, until SIGTERM."""
+        """Start the command; with `cut_at` it pauses before it makes a part of that kind, until SIGTERM."""
         return subprocess.Popen(
             [sys.executable, str(COMMAND), "lab", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

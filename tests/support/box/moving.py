@@ -1,8 +1,8 @@
-"""A policy for tests: every third job moves live to the other node once, all others are saved and restored there.
+"""A policy for tests: every third job migrates live to the other node once, all others are saved and restored there.
 
-It is done once to each job, after its first progress. A job starts at a yield at which its finite work takes long, so
-that it is still at work when its turn comes, and gets its full yield afterwards. Where its tasks are tells what was
-done with it: the policy needs no memory of its own.
+Each job moves once, after its first progress. A job starts at a yield at which its finite work takes long, so that it
+is still running when it moves, and gets its full yield afterwards. The places of its tasks show whether it has moved,
+so the policy keeps no state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, 
 
 LIVE_EVERY = 3
 THROTTLED_YIELD = 0.25
-FULL_YIELD = 1.0  # of a need that lets all jobs of the test run beside each other
+FULL_YIELD = 1.0  # the needs are so small that all jobs of the test can run at the same time
 
 
 @dataclass(frozen=True)

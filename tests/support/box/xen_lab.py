@@ -1,4 +1,4 @@
-"""A lab of nested Xen nodes for tests: made by the command, and seen to be gone."""
+"""A lab of nested Xen nodes for tests: made by the command, and checked to be gone afterwards."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ driver = "xen"
 cpus = 0.5
 memory_mib = {memory_mib}
 """
-UP_WITHIN_S = 3600  # the first time the image is built, and the machine boots
+UP_WITHIN_S = 3600  # the first call builds the image, and the machine boots
 
 
 class XenLab(LabCommand):
-    """One node; its agent drives Xen, or nothing where the lab alone is tested."""
+    """One node; its agent uses Xen, or no hypervisor in tests of the lab alone."""
 
     def __init__(self, name: str, place: Path, memory_mib: int = 256, *, driven: bool = False) -> None:
         super().__init__(name, place / "xen.toml")

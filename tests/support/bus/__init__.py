@@ -1,1 +1,1 @@
-"""What tests of `bus` share."""
+"""Code shared by the tests of `bus`."""

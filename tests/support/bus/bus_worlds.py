@@ -1,4 +1,4 @@
-"""Buses to test: one in memory, one over amqtt, one over Mosquitto where that is installed."""
+"""Buses to test: one in memory, one over amqtt, and one over Mosquitto if that is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.bus.mosquitto import find_mosquitto
 
 
 class Mailbox:
-    """A handler that keeps what it gets, and lets a test wait for it."""
+    """A handler that keeps its messages, and lets a test wait for them."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, bytes]] = []
@@ -51,7 +51,7 @@ class Mailbox:
 
 
 class Wire:
-    """A TCP relay in front of a broker that can be cut, or go dead without a word."""
+    """A TCP relay in front of a broker that can break connections, or stop to forward without closing them."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -82,7 +82,7 @@ class Wire:
         self._flows.set()
 
     def freeze(self) -> None:
-        """Let nothing through any more, in either direction; both ends believe that they are connected."""
+        """Forward nothing any more, in either direction; for both ends the connection stays open."""
         self._flows.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,14 +107,14 @@ class Wire:
 
 
 async def lost(bus: Bus) -> None:
-    """Wait until a bus has noticed that its connection is gone."""
+    """Wait until a bus has detected the loss of its connection."""
     async with asyncio.timeout(HANG_S):
         while bus.connected.is_set():  # noqa: ASYNC110  an event can be waited for only in the other direction
             await asyncio.sleep(0)
 
 
 class World:
-    """A bus that tests can break: `cut` ends a client's connection uncleanly, `mend` lets it come back."""
+    """A bus that tests can break: `cut` ends a client's connection uncleanly, `mend` lets the client reconnect."""
 
     bus: Callable[..., AbstractAsyncContextManager[Bus]]
     cut: Callable[[str], Coroutine[Any, Any, None]]
@@ -136,7 +136,7 @@ class MemoryWorld(World):
 
 
 class MqttWorld(World):
-    """Clients behind wires; they wait for a broker that is slow, unless a test gives them a limit of its own."""
+    """Clients behind relays; they wait for a slow broker, unless a test gives them another limit."""
 
     def __init__(self, address: Any) -> None:
         self.address = address
@@ -188,7 +188,7 @@ async def world(kind: Any, state_dir: Path | None = None) -> AsyncIterator[Any]:
 
 
 def run(work: Coroutine[Any, Any, None], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
-    """Run a test; tasks left behind, and errors that only the loop has seen, fail it."""
+    """Run a test; it fails if tasks remain, or if errors reach only the loop's exception handler."""
     complaints: list[str] = []
 
     async def watched() -> None:
@@ -209,7 +209,7 @@ def run(work: Coroutine[Any, Any, None], loop_factory: Callable[[], asyncio.Abst
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where nothing is ready, time goes on at once to the next timer."""
+    """A selector that advances time to the next timer if nothing is ready."""
 
     now_s = 0.0
 
@@ -223,7 +223,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop without waiting: `asyncio.sleep(3600)` takes no time, and `time()` says that it did."""
+    """A loop in virtual time: `asyncio.sleep(3600)` takes no real time, but advances `time()`."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()

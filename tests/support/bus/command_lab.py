@@ -1,4 +1,4 @@
-"""A controller and an agent on one bus, which loses what a test wants lost."""
+"""A controller and an agent on one bus, which loses the messages that a test selects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPLIES = "testbed/v1/lab/controller/ctl/reply/n1"
 
 
 class Lossy:
-    """A bus in which some messages never leave: those for which `loses(topic, payload)` holds."""
+    """A bus that loses the messages for which `loses(topic, payload)` holds."""
 
     def __init__(self, bus: Bus, loses: Callable[[str, bytes], bool]) -> None:
         self.party = ""
@@ -38,7 +38,7 @@ class Lossy:
 
 
 class Node:
-    """What an agent does, as far as these tests go: it notes what it began and how that ended."""
+    """A minimal agent for these tests: it records the actions that it began, and how they ended."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -47,7 +47,7 @@ class Node:
 
     async def perform(self, action: AnyAction) -> dict[str, object]:
         match action:
-            case Calibrate(cpu_s=cpu_s):  # takes that long
+            case Calibrate(cpu_s=cpu_s):  # it takes `cpu_s` seconds
                 self.log.append(f"begin {cpu_s:g}")
                 self.begun.set()
                 try:
@@ -70,7 +70,7 @@ class Node:
 
 
 class Stubborn(Node):
-    """Takes half a minute for whatever it is told, also for giving up."""
+    """An agent that takes half a minute for every command, also to abort one."""
 
     async def perform(self, action: AnyAction) -> dict[str, object]:
         work = asyncio.create_task(asyncio.sleep(30))

@@ -1,1 +1,1 @@
-"""What tests of `calibration` share."""
+"""Code shared by the tests of `calibration`."""

@@ -8,7 +8,7 @@ from testbed.study.calibration.quantities import Quantities
 
 
 class Starts(Experiment):
-    """An experiment of a guest that is started, saved and restored; `fails` says which calls break."""
+    """An experiment with a guest that is started, saved and restored; `fails` has the calls that fail."""
 
     name = "starts"
     about = "starts"

@@ -1,4 +1,4 @@
-"""Trials of a lab that never was: times and rates by known laws, with noise, in the form in which experiments tell."""
+"""Trials of a synthetic lab: times and rates by known laws, with noise, in the form of the experiments' results."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,7 +43,7 @@ def synthetic_trials(
         for experiment, condition, clean in _observations():
             if only and experiment not in only:
                 continue
-            of_trial = draw.normal(1.0, noise)  # what one set of guests has in common
+            of_trial = draw.normal(1.0, noise)  # a factor that the guests of one trial have in common
             observations = tuple(
                 {name: _noisy(name, value, of_trial * draw.normal(1.0, noise / 2)) for name, value in one.items()}
                 for one in clean

@@ -1,1 +1,1 @@
-"""What tests of `campaign` share."""
+"""Code shared by the tests of `campaign`."""

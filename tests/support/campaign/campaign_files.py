@@ -49,7 +49,7 @@ def write(folder: Path, text: str = SMALL, name: str = "small.toml") -> Path:
 
 
 def start(*arguments: object, **settings: str) -> subprocess.Popen[str]:
-    """Start the command in a group of its own, so that all of it can be ended."""
+    """Start the command in a process group of its own, so that the group can be killed."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "testbed", "campaign", *map(str, arguments)],
         cwd=ROOT,
@@ -62,7 +62,7 @@ def start(*arguments: object, **settings: str) -> subprocess.Popen[str]:
 
 
 def command(*arguments: object, **settings: str) -> tuple[int, str, str]:
-    """Run the command; exit code, standard output, standard error."""
+    """Run the command; return exit code, standard output and standard error."""
     process = start(*arguments, **settings)
     try:
         out, err = process.communicate(timeout=HANG_S)

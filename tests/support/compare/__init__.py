@@ -1,1 +1,1 @@
-"""What tests of `compare` share."""
+"""Code shared by the tests of `compare`."""

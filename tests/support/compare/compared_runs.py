@@ -1,4 +1,4 @@
-"""Run directories for comparisons: rehearsed in virtual time, copied as repeats, and disturbed in one way at a time."""
+"""Run directories for comparisons: dry runs in virtual time, their copies as repeats, each with one disturbance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quickstart_jobs() -> list[Job]:
 
 
 def dry_run(folder: Path, policy: str = BEST, jobs: Sequence[Job] | None = None, **changes: object) -> Path:
-    """Rehearse five jobs, or others, and return the run directory."""
+    """Make a dry run of five jobs, or of `jobs`, and return the run directory."""
     folder.mkdir(exist_ok=True)
     result, _ = rehearse(folder, five_jobs() if jobs is None else jobs, policy=policy, **changes)
     return result.path
@@ -40,7 +40,7 @@ def repeat(
     points: Callable[[list[str]], list[str]] = lambda lines: lines,
     manifest: Callable[[Entry], None] = lambda _manifest: None,
 ) -> Path:
-    """Copy a run as another one, its turnarounds times `longer(job)` in jobs.csv, and whatever else is changed."""
+    """Copy a run, with turnarounds in jobs.csv multiplied by `longer(job)`, and with other changes."""
     target = source.with_name(name)
     shutil.copytree(source, target)
     about = json.loads((target / "manifest.json").read_text())
@@ -65,7 +65,7 @@ def repeat(
 
 
 def add(**entry: object) -> Callable[[list[Entry]], list[Entry]]:
-    """Return what puts an entry into the middle of a journal."""
+    """Return a function that inserts an entry into the middle of a journal."""
 
     def change(entries: list[Entry]) -> list[Entry]:
         middle = len(entries) // 2

@@ -1,1 +1,1 @@
-"""What tests of `compiler` share."""
+"""Code shared by the tests of `compiler`."""

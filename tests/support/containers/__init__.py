@@ -1,1 +1,1 @@
-"""What tests of `containers` share."""
+"""Code shared by the tests of `containers`."""

@@ -13,7 +13,7 @@ from testbed.bus.messages import GuestSpec, ProgramSpec
 SPEC = GuestSpec(
     guest="g", run="r", job=1, task=0, cpu_cores=1.0, memory_mib=64, program=ProgramSpec("eatcpu", 1000, 10, 1)
 )  # fmt: skip
-# A container whose threads some engines limit, and some do not.
+# A container whose number of threads is limited by some engines, and not by others.
 PLAIN = Likeness(rights=frozenset({Rights(b"", 0, 0, 0), Rights(b"docker-default", 1, 0, 0)}))
 
 
@@ -43,7 +43,7 @@ def field(number: int, value: int | bytes) -> bytes:
 
 
 def core(*more: bytes, creds: bytes | None = None) -> bytes:
-    """Write a core as CRIU does: two magic numbers, a length, and a record with the rights of a thread in it."""
+    """Write a core as CRIU does: two magic numbers, a length, and a record with the capabilities of a thread."""
     user, group = os.getuid(), os.getgid()
     own = b"".join(field(number, user if number % 2 else group) for number in range(1, 9))
     own += b"".join(field(number, 0) for number in (9, 9, 10, 10, 11, 11, 12, 12)) + field(13, 0)

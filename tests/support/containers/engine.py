@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own: nothing of it is seen outside its folder, nor left after its end."""
+"""A Docker engine for tests: it is invisible outside of its folder, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.live import HANG_S
 _END_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.05
 _GROUPS = Path("/sys/fs/cgroup")
-# in a mount namespace of its own: its mounts end with it, and in its own /run it finds no other engine's sockets
+# in a separate mount namespace, which removes its mounts at its end, and whose /run has no other engine's sockets
 _APART = (
     "unshare", "--mount", "--propagation", "private", "--", "sh", "-c", 'mount -t tmpfs tmpfs /run && exec "$0" "$@"',
 )  # fmt: skip
@@ -27,19 +27,19 @@ _APART = (
 
 @dataclass(frozen=True, slots=True)
 class EngineAt:
-    """Where the engine listens; `inside` begins a command that runs on the engine's network."""
+    """The address of the engine; `inside` is the prefix of a command that runs on the engine's network."""
 
     url: str
     inside: tuple[str, ...]
 
 
 def group_of(url: str) -> str:
-    """Return the control group of an engine's containers, as `engine` has told it."""
+    """Return the control group of an engine's containers, as `engine` configures it."""
     return f"/{Path(url.removeprefix('unix://')).parent.name}"
 
 
 def why_not() -> str:
-    """Say why there can be no engine here; empty if there can."""
+    """Return why this machine cannot run an engine; empty if it can."""
     if os.geteuid() != 0:
         return "an engine needs root"
     for program, package in (("dockerd", "docker.io"), ("ip", "iproute2"), ("unshare", "util-linux")):
@@ -50,9 +50,9 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def engine(*, own_network: bool = False, experimental: bool = False) -> Iterator[EngineAt]:
-    """Run an engine until the end of the block. Without a network of its own its containers use the machine's.
+    """Run an engine until the end of the block. Without a separate network its containers use the machine's.
 
-    One that is `experimental` writes containers down, where CRIU works.
+    An `experimental` engine can checkpoint containers, if CRIU works on this machine.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dfrs-docker-")))
@@ -77,7 +77,7 @@ def engine(*, own_network: bool = False, experimental: bool = False) -> Iterator
 
 @contextlib.contextmanager
 def _network(name: str) -> Iterator[tuple[str, ...]]:
-    """Make a network with nothing but its loopback interface; yields what begins a command that runs on it."""
+    """Make a network that has only a loopback interface; yields the prefix of a command that runs on it."""
     subprocess.run(["ip", "netns", "add", name], check=True)
     inside = ("nsenter", f"--net=/run/netns/{name}", "--")  # not `ip netns exec`, which hides the control groups
     try:
@@ -88,10 +88,10 @@ def _network(name: str) -> Iterator[tuple[str, ...]]:
 
 
 def _end(child: subprocess.Popen[bytes], name: str) -> None:
-    """End the engine, and what is left of it if it did not end well."""
+    """End the engine, and kill the remaining processes if it did not end cleanly."""
     child.terminate()
     try:
-        child.wait(_END_WITHIN_S)  # speed: then it is killed, which no test sees
+        child.wait(_END_WITHIN_S)  # speed: after that the engine is killed, which does not affect a test
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
@@ -99,7 +99,7 @@ def _end(child: subprocess.Popen[bytes], name: str) -> None:
     while not _cleaned(name):
         left = f"processes {_processes(name)}, {_groups(name)}"
         assert time.monotonic() < hangs_s, f"of the engine {name} is left: {left}"
-        time.sleep(_LOOK_EVERY_S)  # the ends of others' children are not told to this process
+        time.sleep(_LOOK_EVERY_S)  # this process gets no events of the ends of others' children
 
 
 def _cleaned(name: str) -> bool:
@@ -109,7 +109,7 @@ def _cleaned(name: str) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for group in _groups(name):
-        with contextlib.suppress(OSError):  # something in it has not ended quite yet
+        with contextlib.suppress(OSError):  # a process in the group has not quite ended yet
             group.rmdir()
     return not left and not _groups(name)
 
@@ -131,10 +131,10 @@ def _groups(name: str) -> list[Path]:
 
 
 def _until_up(child: subprocess.Popen[bytes], path: Path, log: Path) -> None:
-    """Wait until the engine has its socket; whoever connects then is answered once it is ready."""
+    """Wait until the engine has its socket; it answers connections once it is ready."""
     hangs_s = time.monotonic() + HANG_S
     with socket.socket(socket.AF_UNIX) as probe:
         while probe.connect_ex(str(path)):
             assert child.poll() is None, log.read_text()[-2000:]
             assert time.monotonic() < hangs_s, log.read_text()[-2000:]
-            time.sleep(_LOOK_EVERY_S)  # it tells its start to systemd alone
+            time.sleep(_LOOK_EVERY_S)  # the engine reports its start only to systemd

@@ -1,4 +1,4 @@
-"""The suite that every driver passes, for containers of a real engine."""
+"""The conformance suite of drivers, for containers of a real engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from testbed.testing import DriverConformance
 
 
 class Containers(DriverConformance):
-    """What the suite needs to know of containers, whichever way they are saved; `_url` is that of an engine."""
+    """Parameters of the suite for containers, for any way of saving them; `_url` is the URL of an engine."""
 
     memory_mib = 96
     units_a_second = 40_000

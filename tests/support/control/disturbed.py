@@ -1,4 +1,4 @@
-"""Rehearsals that something disturbs: bus, nodes or agents go away for a while."""
+"""Dry runs with disturbances: the bus, nodes or agents are away for a while."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from testbed.control.snapshot import Snapshot
 from testbed.scheduling.workload.jobs import Job
 
 BEGINS_S = 6.0  # wall seconds of a replay of about a minute
-LONG_TRACE_S = 100_000.0  # virtual: the jobs of a rehearsal are done long before
+LONG_TRACE_S = 100_000.0  # virtual seconds: the jobs of a dry run are done long before
 
 
 async def at_once(function: Callable[..., object], *arguments: object) -> object:
-    """Do in the loop what an agent does in a thread: threads and virtual time do not go together."""
+    """Run in the loop what an agent runs in a thread, because virtual time does not work with threads."""
     return function(*arguments)
 
 
 class Outliving(NullDriver):
-    """The guests of a killed agent's driver, which the next agent takes over."""
+    """The guests of a killed agent's driver, which the next agent adopts."""
 
     def __init__(self, before: NullDriver) -> None:
         super().__init__(",".join(before._extras))
@@ -37,10 +37,10 @@ class Outliving(NullDriver):
         self._missed: list[DriverEvent] = []
         self._unmade = [name for name, guest in before._guests.items() if not guest.runs]
         before._tell = self._missed.append
-        before.close = self.left  # as it is killed
+        before.close = self.left  # a killed agent closes nothing
 
     async def left(self) -> None:
-        """Leave the guests alone."""
+        """Do not touch the guests."""
 
     async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         self._guests = self._before._guests
@@ -56,11 +56,11 @@ class Outliving(NullDriver):
         return [guest.spec for guest in self._guests.values()]
 
     def settled(self, guest: str) -> None:
-        """Nothing is kept of guests that have ended."""
+        """Do nothing, as this driver keeps no data of ended guests."""
 
 
 class Disturbed:
-    """A rehearsal in which something is done to the bus and the agents; drivers of new agents have `extras`.
+    """A dry run with disturbances of the bus and the agents; drivers of new agents have `extras`.
 
     With `outlive` guests outlive an agent that is killed.
     """
@@ -84,18 +84,18 @@ class Disturbed:
         return list(self.hub._sessions)
 
     def cut(self, seconds: float, *clients: str) -> None:
-        """Cut clients off the bus for so many seconds."""
+        """Cut clients off the bus for some seconds."""
         for client in clients:
             self.hub.drop(client)
             asyncio.get_running_loop().call_later(seconds, self.hub.resume, client)
 
     def kill(self, node: str, seconds: float) -> None:
-        """Kill the agent of a node; another one is there after so many seconds."""
+        """Kill the agent of a node, and start another one after some seconds."""
         self._back_after_s[node] = seconds
         agent = self._agents[node]
         driver = agent._driver
         if agent._lease.lease is not None:
-            LeaseNotes(agent._config.state_dir).keep(agent._lease.lease)  # as agents do whose guests outlive them
+            LeaseNotes(agent._config.state_dir).keep(agent._lease.lease)  # agents whose guests outlive them do so
         self._heirs[node] = Outliving(driver) if self._outlive else NullDriver(self._extras)
         self.hub.drop(f"agent-{node}")
         self._tasks[node].cancel()
@@ -135,6 +135,6 @@ class Disturbed:
 
 
 def give_up(picture: Snapshot) -> None:
-    """Cancel a run that does not come to an end."""
+    """Cancel a run that does not end."""
     if picture.trace_s > LONG_TRACE_S:
         next(task for task in asyncio.all_tasks() if task.get_coro().__name__ == "run_session").cancel()

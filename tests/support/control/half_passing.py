@@ -1,6 +1,6 @@
-"""A recorder for tests: it lets one of an MPI job's ranks pass their last barrier, and then kills the controller.
+"""A recorder for tests: it lets one rank of an MPI job pass the last barrier, and then kills the controller.
 
-It stops the rank before, which ends when the test lets it go on.
+Before that, the recorder stops this rank. The rank ends when the test continues it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _pass_at = MpiExchange._pass_at
 
 def _stop_first_rank() -> None:
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # one that has just ended
+        with contextlib.suppress(psutil.Error):  # the process has just ended
             if child.cmdline()[1:] == PROGRAM and child.environ().get("PMI_RANK") == "0":
                 child.suspend()
                 Path(os.environ["DFRS_HALF_PASSING"]).write_text(str(child.pid))
@@ -45,7 +45,7 @@ async def _pass_first_rank(
 
 
 class HalfPassing:
-    """Does it if DFRS_HALF_PASSING is a file's path, which gets the stopped process; so not in the resumed run."""
+    """Acts if DFRS_HALF_PASSING is set to the path of a file for the stopped process: not in the resumed run."""
 
     def open(self, path: Path, manifest: dict[str, object]) -> None:
         """See `testbed.measure.recorders`."""

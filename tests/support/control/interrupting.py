@@ -12,13 +12,13 @@ import numpy as np
 
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event, JobState
 
-THROTTLED_YIELD = 0.01  # the least that the kernel's quota can be
+THROTTLED_YIELD = 0.01  # the kernel's quota can be no smaller
 FULL_YIELD = 0.25  # four tasks of need 1 fit on a node
 
 
 @dataclass(frozen=True)
 class Interrupting:
-    """It tells a job that was interrupted by where its tasks are, so that it needs no memory of its own."""
+    """A policy without state: the places of a job's tasks show whether it was interrupted."""
 
     name: str
     period_s: float

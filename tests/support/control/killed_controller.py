@@ -1,4 +1,4 @@
-"""Runs in virtual time whose controller is killed at an entry of its journal, and resumed; their agents go on."""
+"""Runs in virtual time whose controller is killed at an entry of its journal, and resumed; agents keep running."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.workload.jobs import Job
 
 HANGS_S = 3600.0  # of virtual time: the runs take a minute or two
-LEASE_S = 30.0  # of virtual time: after that the lab of a killed controller is free
+LEASE_S = 30.0  # of virtual time: after that the lease of a killed controller has expired
 
 
 class KilledController:
     """A run on agents that outlive its controllers.
 
-    The controller is killed each time that `dies(event)` holds for an event that it has journalled; after `away_s` of
-    virtual time another one goes on with the run.
+    The controller is killed each time that `dies(event)` holds for an event that it has journalled. After `away_s` of
+    virtual time another controller resumes the run.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class KilledController:
         self.path = tmp_path / "run1"
         self.killed_at: list[Event] = []
         self.watcher = Watcher()
-        self._bring_up = self._lab  # one object: a dry run is known by it
+        self._bring_up = self._lab  # one object, because a dry run is recognised by its identity
 
     def run(self) -> RunResult:
         """Return the result of the last controller."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("testbed.control.session.dry_lab", self._bring_up)
-            # the wall clock does not go with virtual time
+            # the wall clock does not follow virtual time
             patch.setattr(LostRun, "now_s", lambda lost: lost.since_s + self._away_s)
             finish = _Session.finish
             patch.setattr(_Session, "finish", lambda session, *, complete: self._finish(finish, session, complete))
@@ -82,7 +82,7 @@ class KilledController:
                 self._session = loop.create_task(resumed)
 
     def _finish(self, finish: Callable[..., RunResult], session: _Session, complete: bool) -> RunResult:
-        """Write results, but not those of a controller that is dead."""
+        """Write results, unless the controller is dead."""
         if session.path != self.path:
             raise asyncio.CancelledError
         return finish(session, complete=complete)

@@ -12,7 +12,7 @@ import psutil
 
 
 def agents(words: list[object], processes: Iterable[psutil.Process]) -> Iterator[psutil.Process]:
-    """Yield the agents among processes that have all of these words in their commands."""
+    """Yield the processes of agents that have all of these words in their command lines."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if {"node_agent", *words} <= set(process.cmdline()):
@@ -22,8 +22,8 @@ def agents(words: list[object], processes: Iterable[psutil.Process]) -> Iterator
 class Killing:
     """Kills this process at the `nth` entry that has the keys and values of DFRS_KILL_AT, a JSON object.
 
-    With `agent_of` it kills the agent of that node, which this process has started, instead. With `lab`, too, that is
-    the agent of a lab in a box.
+    With `agent_of` it kills the agent of that node instead, which this process has started. With `lab` in addition, it
+    kills the node's agent in that lab in a box.
     """
 
     def __init__(self) -> None:

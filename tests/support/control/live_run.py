@@ -39,13 +39,13 @@ name = "node-b"
 memory_mib = 512
 """
 HEADER = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n"
-ENDLESS_S = 10**9  # of trace: a job that runs until something ends it
-JOB_TASKS = {1: 1, 2: 2, 3: 3}  # in all runs but one, which is not asked for job 3
-LOST_AFTER_S = 45.0  # a busy machine keeps an agent that is well from its CPU for a third of that
+ENDLESS_S = 10**9  # trace seconds: such a job runs until it is ended
+JOB_TASKS = {1: 1, 2: 2, 3: 3}  # in all runs but one, in which no test uses job 3
+LOST_AFTER_S = 45.0  # a busy machine can keep a healthy agent from its CPU for a third of that
 
 
 def lose_early(folder: Path) -> None:
-    """Let runs of the scenario in `folder` wait for a silent node no longer than that."""
+    """Let runs of the scenario in `folder` declare a silent node lost after `LOST_AFTER_S`."""
     scenario = (folder / "live.toml").read_text()
     for name in ("node_silence_s", "node_lost_s"):
         scenario = scenario.replace(f"{name} = {HANG_S}", f"{name} = {LOST_AFTER_S}")
@@ -107,7 +107,7 @@ class Run:
         return code
 
     def entries(self, kind: str, **more: object) -> list[dict[str, Any]]:
-        """Entries of a kind with these values that the journal has by now."""
+        """Entries of a kind with these values in the journal so far."""
         found = [entry for path in self.folder.glob("runs/*/events.jsonl") for entry in read_journal(path)]
         return [entry for entry in found if entry["kind"] == kind and more.items() <= entry.items()]
 
@@ -121,10 +121,10 @@ class Run:
         self.until(there, f"job {job} at work")
 
     def until(self, there: Callable[[], bool], what: str) -> None:
-        """Wait for something that must come before the run ends."""
+        """Wait for a condition that must hold before the run ends."""
 
         def there_or_ended() -> bool:
-            ended = self.process.poll() is not None  # asked first: it may come just before the end
+            ended = self.process.poll() is not None  # first: the condition may become true just before the end
             found = there()
             assert found or not ended, f"ended without {what}: {self.lines}"
             return found
@@ -137,7 +137,7 @@ class Run:
         return sorted(found, key=lambda agent: agent.cmdline())
 
     def programs(self) -> list[psutil.Process]:
-        """Programs of guests, each a child of the keeper of its node's agent."""
+        """Programs of guests: the children of the keepers of the nodes' agents."""
         children = [child for agent in self.agents() for child in agent.children(recursive=True)]
         return [child for child in children if child.cmdline()[1:] == ["-P", "-m", "node_agent.programs"]]
 
@@ -157,7 +157,7 @@ class Run:
         return [program for program in self.programs() if "PMI_RANK" in program.environ()]
 
     def processes(self) -> list[psutil.Process]:
-        """Processes of the run, also of one that was killed: it, its broker, its agents and their programs."""
+        """Processes of the run, even if it was killed: the controller, its broker, its agents and their programs."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -177,10 +177,10 @@ class Run:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Start runs of the given jobs in a folder of their own; afterwards no process of theirs is left."""
+    """Start runs of the given jobs in a temporary folder; afterwards none of their processes remains."""
     (tmp_path / "live.toml").write_text(SCENARIO + PATIENT_TOML)
     runs: list[Run] = []
-    with tempfile.TemporaryDirectory(prefix="dfrs-t") as room:  # short: names of sockets begin with it
+    with tempfile.TemporaryDirectory(prefix="dfrs-t") as room:  # short, as paths of sockets are limited
 
         def begin(jobs: str, *arguments: str, **how: Any) -> Run:
             (tmp_path / "jobs.csv").write_text(HEADER + jobs)
@@ -193,7 +193,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
                 run.process.kill()
                 run.end()
         for run in runs:
-            if any(run.folder.glob("runs/*/lab.json")):  # it waits to be resumed, with agents that end only if told
+            if any(run.folder.glob("runs/*/lab.json")):  # the run can be resumed, and its agents end only on command
                 run.end_agents()
         wait_until(lambda: not any(run.processes() for run in runs), "the end of all that the runs started")
     groups = [path for path in Path("/sys/fs/cgroup").glob("*/dfrs-node-*") if (path / "cgroup.procs").read_text()]

@@ -23,7 +23,7 @@ BEST = "GreedyPM */per/OPT=MIN/MINVT=600"
 
 
 class Watcher:
-    """Keeps what a display would show; `act` may interfere with the run at each picture."""
+    """A display that records its lines and snapshots; `act` may interfere with the run at each snapshot."""
 
     def __init__(self, act: Callable[[Snapshot], None] = lambda _snapshot: None) -> None:
         self.lines: list[str] = []

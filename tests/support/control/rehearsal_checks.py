@@ -1,4 +1,4 @@
-"""Jobs for rehearsals, and what holds in the journal of each."""
+"""Jobs for dry runs, and invariants of their journals."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def workloads(draw: st.DrawFn) -> list[Job]:
 
 
 def check_memory(journal: list[dict], jobs: list[Job]) -> None:
-    """No node holds more memory than it has, from each start's intent to its save's or its job's end."""
+    """No node is over its memory; a task occupies it from the intent of its start to its save or its job's end."""
     memory = {job.job_id: int(job.mem_req_frac * MEMORY_MIB + 1e-6) for job in jobs}
     held: dict[int, tuple[int, ...]] = {}
     for entry in journal:
         if entry["kind"] == "intent" and entry["verb"] in ("start", "restore"):
             held[entry["job"]] = tuple(entry["nodes"])
         elif entry["kind"] == "intent" and entry["verb"] == "migrate":
-            # tasks that move hold memory at both ends
+            # tasks that migrate occupy memory on both nodes
             arriving = [b for a, b in zip(held[entry["job"]], entry["nodes"], strict=True) if a != b]
             held[entry["job"]] += tuple(arriving)
         elif entry["kind"] == "outcome" and entry["verb"] == "migrate" and entry["ok"]:
@@ -53,9 +53,9 @@ def check_memory(journal: list[dict], jobs: list[Job]) -> None:
 
 
 def check_one_operation_a_job(journal: list[dict]) -> None:
-    """Operations on a job follow each other, and none does what is done already."""
+    """Operations on a job do not overlap, and none repeats what is already done."""
     busy: set[int] = set()
-    ended_meanwhile: set[int] = set()  # it was done while it was being held, say: nothing is left to save
+    ended_meanwhile: set[int] = set()  # for example, a task finished during the hold: nothing is left to save
     yields: dict[int, float] = {}
     for entry in journal:
         if entry["kind"] == "intent":

@@ -1,1 +1,1 @@
-"""What tests of `docs` share."""
+"""Code shared by the tests of `docs`."""

@@ -36,7 +36,7 @@ def blocks_of(text: str, language: str) -> list[str]:
 
 
 def command_lines(page: Path) -> list[str]:
-    """Return the command lines of a page's `sh` blocks as they are typed: joined where they go on, without comments."""
+    """Return the command lines of a page's `sh` blocks as a user types them: continued lines joined, no comments."""
     text = "".join(_COMMENT.sub("", block.replace("\\\n", " ")) for block in blocks(page, "sh"))
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 

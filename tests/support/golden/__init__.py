@@ -1,1 +1,1 @@
-"""What tests of `golden` share."""
+"""Code shared by the tests of `golden`."""

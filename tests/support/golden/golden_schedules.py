@@ -1,4 +1,4 @@
-"""Simulated schedules of a trace and its lower bound, as figures to pin."""
+"""Simulated schedules of a trace and its lower bound, as golden figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.scheduling.simulation.named import named
 from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads
 from testbed.scheduling.simulation.run import SimulatedRun
 
-WIDE_XGE = "XGE/PARALLEL=1"  # all nodes are its parallel partition: else jobs of all nodes never run
+WIDE_XGE = "XGE/PARALLEL=1"  # all nodes are its parallel partition: otherwise jobs that need all nodes never run
 DFRS = "GreedyPM */per/OPT=MIN/MINVT=600"
 POLICIES = ("FCFS", "EASY", DFRS, "/stretch-per/OPT=MAX/MINVT=600")
 WEEK_POLICIES = ("EASY", DFRS, "DYNMCB8-ASAP-PER")
@@ -29,7 +29,7 @@ _PERIOD_S = 600.0
 def bounds(trace: GoldenTrace) -> dict[str, float]:
     """Return the lower bounds on the maximum stretch, to the last digit.
 
-    All sums of the search are loops of its own kernels, so equal code gives equal bits, as Python or compiled.
+    All sums of the search are loops of its own kernels, so the same code gives the same bits, as Python or compiled.
     """
     return {
         "theorem1": float(bound(trace.jobs, trace.nodes, compiling=False)),
@@ -62,7 +62,7 @@ def every_policy(trace: GoldenTrace) -> dict[str, dict[str, object]]:
 
 
 def _run(trace: GoldenTrace, name: str, overheads: Overheads | None) -> SimulatedRun:
-    """Simulate a trace; kernels run as plain Python, so nothing depends on machine code that is cached or not."""
+    """Simulate a trace; kernels run as plain Python, so the state of the cache of compiled code does not matter."""
     return named(name, _PERIOD_S).simulate(trace.jobs, trace.nodes, overheads, compiling=NEVER)
 
 

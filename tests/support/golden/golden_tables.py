@@ -1,4 +1,4 @@
-"""The texts that are pinned: the model file of a calibration, and the tables of a report."""
+"""The golden texts: the model file of a calibration, and the tables of a report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fitted(trials: Path) -> dict[str, Any]:
     """Return what `testbed calibrate --fit-only --json` prints of recorded trials, and the rows of every table."""
     calibration = calibrate_from(read_trials(trials), trials)
     tables = {table.title: [list(table.heads), *map(list, table.rows)] for table in all_tables(calibration)}
-    tables["Assumptions"].sort()  # they come in the order of the experiments that judge them
+    tables["Assumptions"].sort()  # their order is that of the experiments that judge them
     return {**as_json(calibration), "tables": tables}
 
 

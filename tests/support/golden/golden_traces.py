@@ -1,4 +1,4 @@
-"""The traces whose schedules are pinned: synthetic, of a real log, and of the scenario that users run first."""
+"""The traces of the golden schedules: synthetic, of a real log, and of the scenario that users run first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GoldenTrace:
 def lublin() -> GoldenTrace:
     """Return a trace of the Lublin-Feitelson model as `testbed trace generate` writes it.
 
-    Under this load memory is short for hours: policies that can preempt do so.
+    Under this load memory is scarce for hours, so policies that can preempt do so.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
@@ -82,7 +82,7 @@ def _early_jobs(path: Path, reading: str, end_s: float) -> list[Job]:
 
 
 def trace_figures(trace: GoldenTrace) -> dict[str, object]:
-    """Return the digest of the job table of a trace, and what tells a reader which trace that is."""
+    """Return the digest of the job table of a trace, and figures by which a reader recognises the trace."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
         save_trace(path, trace.jobs)

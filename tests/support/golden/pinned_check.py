@@ -19,7 +19,7 @@ CheckPinned = Callable[..., None]
 
 @pytest.fixture
 def check_pinned(request: pytest.FixtureRequest) -> CheckPinned:
-    """Return what fails the test if figures differ from those in a file; under --update-golden it rewrites the file."""
+    """Return a function that fails if figures differ from a file; with --update-golden it rewrites the file."""
 
     def check(path: Path, found: object, tolerance: Tolerance = exact) -> None:
         different = differences(path, found, tolerance)

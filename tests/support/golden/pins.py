@@ -1,4 +1,4 @@
-"""Pinned figures: how they are kept in files, compared with what the code gives now, and rewritten deliberately."""
+"""Golden figures: kept in files, compared with the current results of the code, and rewritten deliberately."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NOTHING = object()
 
 
 def exact(_name: str) -> float:
-    """Return the tolerance of numbers that equal code gives to the last bit."""
+    """Return the tolerance of numbers that the same code reproduces to the last bit."""
     return 0.0
 
 
 def as_text(path: Path, found: object) -> str:
-    """Return what a file of pinned figures holds: text as it is, JSON for everything else."""
+    """Return the content of a file of golden figures: text unchanged, everything else as JSON."""
     if path.suffix == ".json":
         return json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     assert isinstance(found, str)
@@ -30,7 +30,7 @@ def as_text(path: Path, found: object) -> str:
 
 
 def differences(path: Path, found: object, tolerance: Tolerance) -> list[str]:
-    """Return how figures differ from those in a file, a line each; none if there is no difference.
+    """Return the differences of figures from those in a file, one line each.
 
     Files are read by their suffix: values of JSON and TOML are compared one by one, other files line by line.
     """
@@ -72,7 +72,7 @@ def _same(pinned: object, found: object, rel_tol: float) -> bool:
 
 
 def _name(at: str) -> str:
-    """Return the innermost key of a place; numbers are places in lists."""
+    """Return the innermost key of a path; numbers are indices of lists."""
     return next((key for key in reversed(at.split("/")) if key and not key.isdecimal()), "")
 
 

@@ -1,1 +1,1 @@
-"""What tests of `guests` share."""
+"""Code shared by the tests of `guests`."""

@@ -1,4 +1,4 @@
-"""The host's end of a guest agent's channel, and guests to speak with: a machine under QEMU, or the agent alone."""
+"""The host's end of a guest agent's channel, and guests for it: a machine under QEMU, or the agent alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Host:
         return order
 
     def receive(self, timeout_s: float) -> bool:
-        """Take what is there within a time; return whether anything came."""
+        """Receive the frames that arrive within a time; return whether there were any."""
         if not select.select([self.end], [], [], timeout_s)[0]:
             return False
         try:
@@ -87,7 +87,7 @@ class Ranks:
     def __init__(self, hosts: Sequence[Host], session: str = "0123456789abcdef") -> None:
         self.hosts = list(hosts)
         self.servers = [PmiServer(rank, len(hosts), session) for rank in range(len(hosts))]
-        self.lines: list[list[wire.Frame]] = [[] for _ in hosts]  # of each rank, as they came
+        self.lines: list[list[wire.Frame]] = [[] for _ in hosts]  # by rank, in the order of arrival
         self.barriers = Barriers(len(hosts))
         self.pids: list[int] = []
         self._looked = [0] * len(hosts)
@@ -106,7 +106,7 @@ class Ranks:
         assert self.hosts[rank].order("pmi", *fields).kind == "ok"
 
     def look(self) -> None:
-        """Answer what ranks have said."""
+        """Answer the requests of ranks."""
         for rank, host in enumerate(self.hosts):
             host.receive(0.001)
             new, self._looked[rank] = host.frames[self._looked[rank] :], len(host.frames)
@@ -125,7 +125,7 @@ class Ranks:
                 self.answer(server.rank, passed)
 
     def until(self, kind: str) -> list[wire.Frame]:
-        """Serve the ranks until each guest has told something; return what."""
+        """Serve the ranks until each guest has sent a report; return the reports."""
         end_s = time.monotonic() + HANG_S
         while not all(any(frame.kind == kind for frame in host.frames) for host in self.hosts):
             assert time.monotonic() < end_s, [host.frames[-20:] for host in self.hosts]
@@ -185,12 +185,12 @@ class Machine:
         self.host = Host(end, self._last_words)
 
     def _last_words(self) -> str:
-        """Return how QEMU ended, and what the guest's kernel said last."""
+        """Return QEMU's exit code, and the last lines of the guest's kernel."""
         said = self.console.read_text(errors="replace")
         return f"QEMU: {self.process.poll()}; console: {said[-4000:]}"
 
     def attach(self) -> float:
-        """Attach to the agent as soon as it is there; return how long after the start it said hello."""
+        """Attach to the agent as soon as it listens; return the seconds from the start to its hello."""
         end_s = time.monotonic() + HANG_S
         while not any(frame.kind == "hello" for frame in self.host.frames):
             assert time.monotonic() < end_s, self._last_words()

@@ -1,4 +1,4 @@
-"""What the Python twins of the guests' programs compute: the expected checksums, without MPI."""
+"""The results of the Python twins of the guests' programs: the expected checksums, without MPI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def task(**changes) -> Task:
 
 
 def expected(one: Task) -> tuple[str, int]:
-    """Return the checksum and the number of received messages that a task must end with."""
+    """Return the final checksum of a task, and the number of messages that it receives."""
     kernel = Kernel(one.seed, one.rank, one.workers)
     digest = messages = 0
     for iteration in range(one.iterations):
@@ -42,7 +42,7 @@ def expected(one: Task) -> tuple[str, int]:
 
 
 def _received(one: Task, iteration: int) -> list[tuple[int, int | None]]:
-    """Return who sends to this rank in an iteration, in order, and the sums that messages of a tree carry."""
+    """Return the ranks that send to this rank in an iteration, in order, and the sums in messages of a tree."""
     if one.topology != "tree":
         return [(rank, None) for rank in neighbours(one.topology, one.rank, one.ranks)]
 

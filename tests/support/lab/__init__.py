@@ -1,1 +1,1 @@
-"""What tests of `control` share."""
+"""Code shared by the tests of `lab`."""

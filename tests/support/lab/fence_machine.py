@@ -1,4 +1,4 @@
-"""A state machine that plays starts, moves, losses and faults against the protocol of fences and generations."""
+"""A state machine that tests the protocol of fences and generations with starts, moves, losses and faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.run.phases import Phase
 TOTALS: Counter[str] = Counter()
 _MOST_MESSAGES = 40
 _STEP_S = FENCE_S / 4
-_QUIET_S = 2 * FENCE_S / (1 - DRIFT_FRAC)  # after which a job has begun again without further faults
+_QUIET_S = 2 * FENCE_S / (1 - DRIFT_FRAC)  # without further faults, a job has started again by then
 _RESULT = "DFRS_PROTOCOL_RESULT"
 
 nodes = st.integers(0, len(NODES) - 1)
@@ -29,7 +29,7 @@ rates = st.tuples(*(st.sampled_from(RATES) for _ in NODES))
 
 
 class FenceMachine(RuleBasedStateMachine):
-    """Rules are what a controller, an agent, the bus, a machine or time may do at any moment."""
+    """Each rule is something that a controller, an agent, the bus, a machine or time may do at any moment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class FenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive() and self.controller.operations)
     @rule(lost=st.booleans())
     def give_up(self, lost: bool) -> None:
-        """The deadline of a command is over, which was lost or is late."""
+        """The deadline of a command expires, because the command was lost or is late."""
         self.did("deadline")
         if lost:
             self.world.bus = [message for message in self.world.bus if not isinstance(message, Command)]
@@ -203,7 +203,7 @@ class FenceMachine(RuleBasedStateMachine):
             self.deliver_all()
 
     def deliver_all(self) -> None:
-        """Deliver in order what can be delivered now, and the answers to it."""
+        """Deliver the messages that can be delivered now, in order, and their replies."""
         for _ in range(_MOST_MESSAGES):
             waiting = [message for message in self.world.bus if self._can_pass(message)]
             if not waiting:
@@ -252,14 +252,14 @@ class FenceMachine(RuleBasedStateMachine):
     def advance(self, seconds: float, rates: tuple[float, ...]) -> None:
         self.world.advance(seconds, rates)
 
-    # --- what must hold
+    # --- invariants
 
     @invariant()
     def no_task_runs_twice(self) -> None:
         self.world.check()
 
     def teardown(self) -> None:
-        """Without further faults, a withdrawn job runs again within bounded time; then count what happened."""
+        """Assert that a withdrawn job runs again within bounded time without further faults; then add to the counts."""
         world = self.world
         if world.controller is None:
             self.resume()
@@ -281,7 +281,7 @@ class FenceMachine(RuleBasedStateMachine):
             Path(path).write_text(json.dumps(dict(sorted(TOTALS.items())), indent=2) + "\n", encoding="utf-8")
 
     def _run_again(self) -> None:
-        """Start the fenced job on a node that works, unless it runs."""
+        """Start the fenced job on a working node, unless it runs."""
         world, controller = self.world, self.controller
         for node in world.nodes:
             if not node.alive:
@@ -291,7 +291,7 @@ class FenceMachine(RuleBasedStateMachine):
             world.deliver(0)
         if controller.free(FENCED, Phase.WAITING, Phase.SAVED):
             controller.start(FENCED, 1)
-            for _ in range(4):  # attempts: earlier lives may be known there
+            for _ in range(4):  # attempts, because the node may know of earlier lives
                 for message in list(world.bus):
                     if isinstance(message, Command | Reply):
                         world.deliver(world.bus.index(message))

@@ -1,7 +1,7 @@
 """A lab for the protocol of fences and generations: one controller, two nodes, a bus that loses, repeats and reorders.
 
 The nodes decide with `GuestGuard`, the controller with `History`, `FenceBook` and `Clearance`, which are those of the
-product; the rest is arithmetic. The bus is worse than the product's: commands have no lease and no memory of repeats.
+product; the rest is a model. The bus is worse than the product's: commands have no lease, and repeats are not filtered.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from testbed.run.phases import Phase
 
 FENCE_S = 30.0
 NODES = ("a", "b")
-FENCED, PLAIN = 1, 2  # jobs: one is to start again when its node is lost, one fails
+FENCED, PLAIN = 1, 2  # jobs: when its node is lost, the first one starts again, the second one fails
 RATES = (1 - DRIFT_FRAC, 1.0, 1 + DRIFT_FRAC)  # of a node's clock against the controller's
 _SPEC = GuestSpec(
     guest="g", run="r", job=0, task=0, cpu_cores=1.0, memory_mib=1,
@@ -51,7 +51,7 @@ _TO = Destination(uri="qemu+tcp://b/system", host="b", node="b")
 
 @dataclass
 class Guest:
-    """A guest that exists; one that is held makes no progress."""
+    """A guest that exists; a held guest makes no progress."""
 
     generation: int
     held: bool = False
@@ -97,7 +97,7 @@ class Node:
         self.boots = 0
         self.mono_s = 1000.0 * (index + 1)
         self.guests: dict[str, Guest] = {}
-        self.images: dict[str, int] = {}  # the generation in the note of each
+        self.images: dict[str, int] = {}  # by image: the generation in its note
         self.alive = True
         self.disk = encode_generations(Generations())
         self.fence_file = Fences(self.clock).encode()
@@ -118,11 +118,11 @@ class Node:
         self.fence_file = self.guard.fences.encode()
 
     def crash(self) -> None:
-        """Kill the agent; its guests go on."""
+        """Kill the agent; its guests keep running."""
         self.alive = False
 
     def restart(self) -> None:
-        """Start an agent, which adopts the guests that are there."""
+        """Start an agent, which adopts the existing guests."""
         self.alive = True
         self.guard = self._guard()
 
@@ -136,7 +136,7 @@ class Node:
         self._write()
 
     def enforce(self) -> None:
-        """Destroy the guests whose fence has fallen: by the agent, or by the keeper if the agent is dead."""
+        """Destroy the guests whose fence has passed: by the agent, or by the keeper if the agent is dead."""
         fences = self.guard.fences if self.alive else Fences.load(self.fence_file, self.clock)
         for guest in fences.due(self.now_ns()):
             if self.guests.pop(guest, None) is not None:
@@ -197,7 +197,7 @@ class Node:
 
     def _save(self, save: Save) -> None:
         if save.guest not in self.guests and save.image in self.images:
-            return  # it was saved before: the same reply again
+            return  # a repeat, as the guest was saved before: the same reply again
         if not self._get(save.guest).held:
             raise DriverError("it is not held")
         self.images[save.image] = save.generation
@@ -206,7 +206,7 @@ class Node:
             self._write()
 
     def arrive(self, guest: str) -> None:
-        """A guest that migrates from this node arrives at the other one, whatever both agents do."""
+        """A guest that migrates from this node arrives at the other one, independently of both agents."""
         found = self.guests.pop(guest)
         assert found.leaving is not None
         target, number = found.leaving
@@ -221,7 +221,7 @@ class Node:
 
 @dataclass
 class Operation:
-    """An operation of the controller on a job: it waits for the reply to `number`, then goes on with `then`."""
+    """An operation of the controller on a job: it waits for the reply to `number`, then continues with `then`."""
 
     number: int
     then: Callable[[str], None]
@@ -258,7 +258,7 @@ class Controller:
         self.history.apply(event)
 
     def places(self, job: JobHistory) -> list[tuple[int, str]]:
-        """Where a guest of the job may be, by the journal."""
+        """The nodes on which a guest of the job may be, according to the journal."""
         nodes = [nodes[0] for nodes in (job.running_on, job.migrating_to) if nodes]
         return [(node, guest) for node in dict.fromkeys(nodes) for guest in job.guests]
 
@@ -448,13 +448,13 @@ class Controller:
         self.stop_again(job.job)
 
     def stop_again(self, job_id: int) -> None:
-        """Send Stops to the places of a withdrawn job that are left."""
+        """Send Stops to the remaining places of a withdrawn job."""
         job, clearance = self.history.jobs[job_id], self.clearing[job_id]
         for node, guest in clearance.left(self.world.now_s):
             self.stop(node, guest, job.generation, clearance, job_id)
 
     def settle(self) -> None:
-        """Let withdrawn jobs run again whose guests have certainly ended."""
+        """Release withdrawn jobs whose guests have certainly ended, so that they run again."""
         for job_id, clearance in list(self.clearing.items()):
             if clearance.left(self.world.now_s):
                 continue
@@ -468,7 +468,7 @@ class Controller:
             self.world.count["began again"] += 1
 
     def hear(self, message: Reply | Reading) -> None:
-        """Take a message."""
+        """Process a message."""
         if isinstance(message, Reading):
             self.book.hear(message.node, message.clock, message.mono_ns, self.world.now_s)
             return
@@ -485,7 +485,7 @@ class Controller:
 
 @dataclass
 class World:
-    """Everything; `count` counts what happened."""
+    """The whole lab; `count` counts events."""
 
     now_s: float = 0.0
     number: int = 0
@@ -520,7 +520,7 @@ class World:
         self.newest[task_of(guest)] = max(self.newest[task_of(guest)], generation)
 
     def advance(self, seconds: float, rates: tuple[float, ...]) -> None:
-        """Let time pass, with each node's clock at its rate; fences fall in it."""
+        """Let time pass, with each node's clock at its rate; fences may pass in it."""
         self.now_s += seconds
         for node, rate in zip(self.nodes, rates, strict=True):
             node.mono_s += seconds * rate
@@ -532,7 +532,7 @@ class World:
             self.bus.append(Reading(node, self.nodes[node].clock, self.nodes[node].now_ns()))
 
     def deliver(self, index: int, *, again: bool = False) -> None:
-        """Deliver a message, whatever was sent before it; with `again` it stays on the bus, to be repeated."""
+        """Deliver a message, independently of earlier ones; with `again` it stays on the bus, for a repeat."""
         message = self.bus[index] if again else self.bus.pop(index)
         if isinstance(message, Command):
             node = self.nodes[message.node]
@@ -544,7 +544,7 @@ class World:
             self.controller.hear(message)
 
     def check(self) -> None:
-        """Raise `AssertionError` if a task runs twice, or an old life of it goes on."""
+        """Raise `AssertionError` if a task runs twice, or an old life of it makes progress."""
         for task in ("j1", "j2"):
             here = [
                 (node.index, guest, found.generation)

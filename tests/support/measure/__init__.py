@@ -1,1 +1,1 @@
-"""What tests of `measure` share."""
+"""Code shared by the tests of `measure`."""

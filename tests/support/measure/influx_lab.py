@@ -1,7 +1,7 @@
 """A real InfluxDB for tests: Debian's influxd 1.x, and an adapter that speaks the 2.x write path in front of it.
 
-The adapter can be told to disturb: to be away, to hang, to answer 429 or 503, to cut a connection in the middle of a
-request, to lose answers after the server has written, to refuse long bodies.
+The adapter can cause disturbances: be away, hang, answer 429 or 503, cut a connection in the middle of a request, lose
+answers after the server has written, or refuse long bodies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class Influxd:
-    """One influxd with folders and ports of its own on loopback."""
+    """One influxd with separate folders and ports on loopback."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,7 +91,7 @@ enabled = false
             self._process.wait(HANG_S)
 
     def query(self, text: str, database: str | None = None) -> list[dict[str, Any]]:
-        """Return the series of a statement; numbers as they are written in the answer."""
+        """Return the series of a statement; numbers have the text of the answer."""
         data = urllib.parse.urlencode({"q": text, "epoch": "ns", **({"db": database} if database else {})}).encode()
         with urllib.request.urlopen(self.url + "/query", data=data, timeout=HANG_S) as answer:  # noqa: S310  # loopback
             value = json.load(answer, parse_int=_Number, parse_float=_Number)
@@ -104,7 +104,7 @@ enabled = false
 
 
 class _Number(str):
-    """A number as the server wrote it: its type is that of the field."""
+    """A number as the server wrote it; its text shows the type of the field."""
 
     __slots__ = ()
 
@@ -131,7 +131,7 @@ def read_back(influxd: Influxd, database: str) -> dict[Key, dict[str, object]]:
 
 @dataclass(slots=True)
 class Adapter:
-    """`/api/v2/write` in front of a 1.x server. The attributes are the disturbances, and what was seen.
+    """`/api/v2/write` in front of a 1.x server. The attributes are the disturbances, and the observed writes.
 
     `behave` gets the number of a write from 0, and returns what to do with it: "pass", "503", "429", "500 after",
     "cut", "cut after", "hang", "hang after", "200", "html 400", or any status.
@@ -170,13 +170,13 @@ class Adapter:
             assert not self._thread.is_alive()
 
     def cut_network(self) -> None:
-        """No connection is taken, and those that are open break."""
+        """Accept no connections, and break the open ones."""
         self.stop()
 
     def _serve(self, ready: threading.Event) -> None:
         try:
             asyncio.run(self._main(ready))
-        except BaseException as error:  # noqa: BLE001  # shown by whoever started it
+        except BaseException as error:  # noqa: BLE001  # the starter of the thread shows it
             self._failed = error
             ready.set()
 
@@ -205,7 +205,7 @@ class Adapter:
                 transport.abort()
             await runner.cleanup()
 
-    async def _write(self, request: Any, session: Any) -> Any:  # noqa: PLR0911  # a way out for each disturbance
+    async def _write(self, request: Any, session: Any) -> Any:  # noqa: PLR0911  # one exit per disturbance
         from aiohttp import web
 
         number, self.writes = self.writes, self.writes + 1
@@ -288,7 +288,7 @@ BEGIN_NS = 1_795_256_989_891_437_081
 
 
 def numbered_point(number: int) -> tuple[str, dict[str, str], dict[str, Any], int]:
-    """Point `number` of a made-up run: measurement, tags, fields, ns; no two are of the same series and time."""
+    """Return point `number` of a synthetic run: measurement, tags, fields, ns; no two share series and time."""
     time_ns = BEGIN_NS + number * 1_000_003
     if number % 50 == 0:
         return (
@@ -309,7 +309,7 @@ def numbered_point(number: int) -> tuple[str, dict[str, str], dict[str, Any], in
 
 
 def expected_point(number: int) -> tuple[Key, dict[str, Any]]:
-    """What the database must hold of point `number`."""
+    """Return the expected content of the database for point `number`."""
     measurement, tags, fields, time_ns = numbered_point(number)
     return (measurement, tuple(sorted({**TAGS, **tags}.items())), time_ns), fields
 
@@ -327,7 +327,7 @@ def write_spool(run: Path, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Points of a run against those of the database."""
+    """The result of comparing the points of a run with the database."""
 
     written: int
     found: int
@@ -337,7 +337,7 @@ class Comparison:
 
 
 def compare(influxd: Influxd, database: str, count: int) -> Comparison:
-    """Compare every point of a made-up run with what the database holds, types and bits included."""
+    """Compare every point of a synthetic run with the database, including types and bits."""
     found = read_back(influxd, database)
     expected = dict(expected_point(number) for number in range(count))
     altered = sum(not same(expected[key], values) for key, values in found.items() if key in expected)
@@ -347,12 +347,12 @@ def compare(influxd: Influxd, database: str, count: int) -> Comparison:
 
 
 def same(expected: Mapping[str, Any], found: Mapping[str, object]) -> bool:
-    """Tell whether fields are the same: names, types, and every bit (`repr` tells -0.0 from 0.0)."""
+    """Return whether fields are the same: names, types, and every bit (`repr` distinguishes -0.0 from 0.0)."""
     return {n: (type(v), repr(v)) for n, v in expected.items()} == {n: (type(v), repr(v)) for n, v in found.items()}
 
 
 class Recording:
-    """A made-up run that records `rate` points a second, with the recorder `influx`, until it is stopped."""
+    """A synthetic run that records `rate` points per second, with the recorder `influx`, until it is stopped."""
 
     def __init__(self, path: Path, url: str, rate: float, database: str = "testbed", *, ship: bool = True) -> None:
         from testbed.measure.influx import InfluxRecorder

@@ -1,1 +1,1 @@
-"""What tests of `old_runs` share."""
+"""Code shared by the tests of `old_runs`."""

@@ -1,11 +1,11 @@
-"""Make an archive of a run directory, as test data for ever.
+"""Make an archive of a run directory, as permanent test data.
 
 Call it in the folder `tests`: `python -m support.old_runs.cut RUN NAME`.
 
 The archive tests/old_runs/NAME.tar.xz holds the manifest, the journal, all points, jobs.csv and summary.json. It
-leaves out the agents' logs and what commands write into a run directory afterwards. The machine's name and its build
-of the kernel are replaced, and a path of the machine is an error. An archive that exists is never written again: later
-code must read what earlier code wrote.
+leaves out the agents' logs and the files that commands write into a run directory afterwards. The machine's name and
+its build of the kernel are replaced, and a path of the machine is an error. An existing archive is never overwritten,
+because later code must be able to read the files of earlier code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands of today say of an old run, as values to pin."""
+"""Results of the current commands on an old run, as golden values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUERIES = {
 
 
 def run_command(command: click.Command, *words: object) -> Result:
-    """Run a command; errors of the testbed come out of it."""
+    """Run a command; errors of the testbed propagate."""
     return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False, standalone_mode=False)
 
 
@@ -51,14 +51,14 @@ def query_answers(run: Path) -> dict[str, Any]:
 
 
 def report_answers(run: Path) -> dict[str, Any]:
-    """Return what `testbed report --json` says, without the path of the run."""
+    """Return the output of `testbed report --json`, without the path of the run."""
     (found,) = json.loads(run_command(report, run, "--json", "--no-html").stdout)
     del found["run"]
     return dict(found)
 
 
 def compare_answers(run: Path) -> dict[str, Any]:
-    """Return what `testbed compare --json` says of a run beside its simulation, disturbed or not."""
+    """Return the output of `testbed compare --json` for a run and its simulation, disturbed or not."""
     result = run_command(compare, run, "--json", "--keep-disturbed")
     assert result.return_value == NOT_SHOWN_CODE, "of one run"
     found = json.loads(result.stdout)
@@ -69,21 +69,21 @@ def compare_answers(run: Path) -> dict[str, Any]:
 
 
 def replay_answers(run: Path) -> dict[str, Any]:
-    """Return what `testbed replay-decisions --json` says: no decision may differ in one bit."""
+    """Return the output of `testbed replay-decisions --json`: every decision must be bit-identical."""
     result = run_command(replay_decisions, run, "--json")
     assert result.return_value == 0, result.stdout
     return dict(json.loads(result.stdout))
 
 
 def why_answers(run: Path, job: int) -> dict[str, Any]:
-    """Return what `testbed why` says of a job: its lines, and its facts without the path of the run."""
+    """Return the output of `testbed why` for a job: its lines, and its facts without the path of the run."""
     found = json.loads(run_command(why, run, job, "--json").stdout)
     del found["run"]
     return {"lines": run_command(why, run, job).stdout.splitlines(), "facts": found}
 
 
 def page_answers(run: Path) -> dict[str, Any]:
-    """Return what the live page shows before every fifth decision, and the whole page at the end."""
+    """Return the content of the live page before every fifth decision, and the whole page at the end."""
     state = RunState("run")
     page = Page(state)
     state.feed_manifest(read_json(run / "manifest.json"))

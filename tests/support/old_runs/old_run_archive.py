@@ -20,7 +20,7 @@ def archive(name: str) -> Path:
 def unpack(name: str, into: Path) -> Path:
     """Unpack an old run below a folder, and return its run directory.
 
-    Each test gets a copy of its own, because commands may write into a run directory.
+    Each test gets a separate copy, because commands may write into a run directory.
     """
     archives.unpack(archive(name), into)
     (run,) = into.iterdir()

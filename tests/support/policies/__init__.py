@@ -1,1 +1,1 @@
-"""What tests of `policies` share."""
+"""Code shared by the tests of `policies`."""

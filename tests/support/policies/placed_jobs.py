@@ -1,4 +1,4 @@
-"""Jobs on nodes, drawn at random, for the tests of yields."""
+"""Random jobs on nodes, for the tests of yields."""
 
 from __future__ import annotations
 

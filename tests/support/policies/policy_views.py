@@ -1,4 +1,4 @@
-"""Views for tests: by hand from a few rows, and at random; their arrays refuse writing."""
+"""Views for tests: made by hand from a few rows, and random ones; their arrays are read-only."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def view_of(rows, nodes, time_s=1000.0, down=()):
 
 
 def node_usage(task_node, tasks, amount_frac, nodes):
-    """Sum `amount_frac` (a row) of every placed task over its node, by a way of its own."""
+    """Sum `amount_frac` (a row) of every placed task by node, with an independent implementation."""
     placed = task_node != NOT_PLACED
     return np.bincount(task_node[placed], weights=np.repeat(amount_frac, tasks)[placed], minlength=nodes)
 
 
 def state_of(view):
-    """Return what kernels work on, as a policy makes it from a view; the cluster may be written."""
+    """Return the arguments of kernels, as a policy makes them from a view; the cluster is writable."""
     count = view.tasks.size
     jobs = Jobs(
         view.submit_time_s.copy(),
@@ -84,7 +84,7 @@ def state_of(view):
 
 
 def places_of(decision, view):
-    """The nodes of every job: a list of lists, empty where it does not run."""
+    """The nodes of every job: a list of lists, empty if the job does not run."""
     out, at = [], 0
     for tasks in view.tasks:
         nodes = decision.task_node[at : at + tasks].tolist()
@@ -95,7 +95,7 @@ def places_of(decision, view):
 
 @st.composite
 def views(draw, whole_nodes=False):
-    """A consistent view and an event on it: memory of running jobs fits, some nodes are down, jobs are new."""
+    """A consistent view and an event on it: running jobs fit into memory, some nodes are down, some jobs are new."""
     nodes = draw(st.integers(1, 5))
     used = np.zeros(nodes)
     rows, new = [], []

@@ -16,7 +16,7 @@ from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState, 
 
 @dataclass
 class Outcome:
-    """When each job ended, and what was done to get there."""
+    """The end of each job, and the operations on it."""
 
     end_s: np.ndarray
     resumes: int = 0
@@ -25,7 +25,7 @@ class Outcome:
 
 
 class VirtualCluster:
-    """Runs jobs under a policy to the end; `look` is called with every view, event and decision."""
+    """Runs jobs under a policy to their ends; calls `look` with every view, event and decision."""
 
     def __init__(self, jobs, nodes, policy, penalty_s=300.0, look=None):
         self.jobs, self.nodes, self.policy = jobs, nodes, policy

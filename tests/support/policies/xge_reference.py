@@ -1,4 +1,4 @@
-"""The decisions of XGE in another way, with arrays of numpy: what those of its kernel are compared with."""
+"""A reference implementation of XGE with arrays of numpy; the decisions of the kernel are compared with its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IDLE, _SERIAL, _PARALLEL = range(3)  # which slot of a node is active
 
 @dataclass(frozen=True)
 class XgeReference:
-    """A policy that decides on views as another one should."""
+    """A policy that decides on views as the policy under test should."""
 
     policy: XgePolicy
     name: str = "reference"
@@ -49,7 +49,7 @@ def decided(policy: XgePolicy, view: ClusterView) -> Decision:
 
 
 class Slots:
-    """The nodes while a decision is made: who is where, what is booked, and which slot is active."""
+    """The nodes during a decision: the guests on each, the booked CPU and memory, and the active slot."""
 
     def __init__(self, view: ClusterView, partition: int, long_s: float) -> None:
         self.view = view
@@ -69,7 +69,7 @@ class Slots:
         self.cpu: Floats = np.zeros(nodes)
         self.memory: Floats = np.where(view.node_available, 0.0, np.inf)
         self.slot = np.full(nodes, _IDLE)
-        self.guests: Ints = np.zeros(nodes, dtype=np.int64)  # serial ones
+        self.guests: Ints = np.zeros(nodes, dtype=np.int64)  # number of serial guests
         self.all_long = np.ones(nodes, dtype=np.bool_)
         placed = self.task_node != NOT_PLACED
         rows, places = owner[placed], self.task_node[placed]
@@ -96,7 +96,7 @@ class Slots:
         return True
 
     def start_serial(self, row: int, *, lends: bool) -> bool:
-        """Start or resume a serial job: on a node with others, else on an idle one, else on a lent one."""
+        """Start or resume a serial job: on a node with others, otherwise on an idle one, otherwise on a lent one."""
         fits = (self._room(row) > 0) & (self.slot != _PARALLEL) & (lends | ~self.in_partition)
         if not fits.any():
             return False
@@ -107,7 +107,7 @@ class Slots:
         return True
 
     def _room(self, row: int, empty: np.ndarray | None = None) -> Ints:
-        """Return how many tasks of a job each node has room for, if nodes that are to be `empty` are."""
+        """Return the number of tasks of a job that fit on each node, if the `empty` nodes are emptied."""
         cpu, memory = self.cpu, self.memory
         if empty is not None:
             cpu, memory = np.where(empty, 0.0, cpu), np.where(empty, 0.0, memory)

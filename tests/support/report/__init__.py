@@ -1,1 +1,1 @@
-"""What tests of `report` share."""
+"""Code shared by the tests of `report`."""

@@ -1,10 +1,10 @@
-"""A page as a browser would find it."""
+"""A parser for HTML pages."""
 
 from html.parser import HTMLParser
 
 
 class Reader(HTMLParser):
-    """What a browser would find: elements, ids, addresses, and the text."""
+    """Collects elements, ids, addresses, and the text of a page."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Run directories for tests of the dashboard: a real run, rehearsed in virtual time, and one that grows like it."""
+"""Run directories for tests of the dashboard: a dry run in virtual time, and one that grows like a live run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCENARIO = Path(__file__).parents[3] / "scenarios" / "quickstart.toml"
 
 
 class _Nobody:
-    """Watches nothing."""
+    """A watcher that does nothing."""
 
     def line(self, trace_s: float, text: str) -> None:
         pass
@@ -28,7 +28,7 @@ class _Nobody:
 
 
 def rehearse(path: Path) -> Path:
-    """Rehearse the quickstart, two nodes and twelve jobs, and return its run directory `path`."""
+    """Make a dry run of the quickstart, two nodes and twelve jobs, and return its run directory `path`."""
     scenario = load_scenario(SCENARIO)
     policy = parse(scenario.policy[0], scenario.period_s)
     jobs = load_jobs(scenario, SCENARIO)
@@ -68,7 +68,7 @@ class GrowingRun:
     def advance_past(self, pattern: str) -> float:
         """Append all up to the first entry of the journal that matches, and return its second.
 
-        What a rehearsed operation does takes no time: only so can it be seen under way.
+        Operations of a dry run take no time, so this is the only way to see one under way.
         """
         at = next(index for index, (_, line) in enumerate(self.journal) if re.search(pattern, line))
         later = self.journal[at + 1 :]
@@ -79,7 +79,7 @@ class GrowingRun:
         return at_s
 
     def advance(self, to_s: float) -> None:
-        """Append all that was written up to a second of the run's clock."""
+        """Append all entries that were written up to a second of the run's clock."""
         if to_s >= self._replay_s and not (self.target / "manifest.json").exists():
             (self.target / "manifest.json").write_text(self._manifest)
         for name, lines in (("points.lp", self.points), ("events.jsonl", self.journal)):

@@ -1,4 +1,4 @@
-"""The trials of a calibration that never took place: a seeded law with noise and outliers, as a journal on disk."""
+"""The trials of a synthetic calibration: a seeded law with noise and outliers, as a journal on disk."""
 
 import json
 import random
@@ -33,7 +33,7 @@ BEGIN = {
 
 
 class Law:
-    """Times and rates of a lab that could be; every draw is by one seed."""
+    """Plausible times and rates of a lab; one seed determines every draw."""
 
     def __init__(self, seed):
         self.draw = random.Random(seed)  # noqa: S311  # draws of a test are no secret
@@ -238,7 +238,7 @@ EXPERIMENTS = {
 
 
 def write_trials(folder, *, blocks=10, seed=7, leave_out=(), failing=()):
-    """Write a journal of all experiments but those of `leave_out`, one trial of each of `failing` failed."""
+    """Write a journal of all experiments except `leave_out`; one trial of each of `failing` failed."""
     law = Law(seed)
     names = [name for name in EXPERIMENTS if name not in leave_out]
     begin = BEGIN | {

@@ -1,1 +1,1 @@
-"""What tests of `secure` share."""
+"""Code shared by the tests of `secure`."""

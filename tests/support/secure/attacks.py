@@ -1,4 +1,4 @@
-"""A lab under attack: by who has the certificate of another node, and by who can even command. For any driver."""
+"""A lab under attack: by a holder of another node's certificate, and by one that can even command. For any driver."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ from testbed.lab.fleet import Fleet
 from testbed.lab.leased import lease_lab
 from testbed.lab.secure.broker_log import acts_of
 
-MESSAGES = 10_000  # of noise
-FORGED = 400  # replies to a command, and as many to commands that nobody gave
+MESSAGES = 10_000  # number of noise messages
+FORGED = 400  # forged replies to a command, and as many to commands that do not exist
 COMMANDS = topics.node_topic(LAB, "n2", "command")
 REPLIES = topics.reply_topic(LAB, "alice", "n2")
 TELEMETRY = Telemetry(
@@ -77,14 +77,14 @@ class World:
     folder: Path
     memory_mib: int
     agent: Agent
-    seen: ActLog  # by the controller
+    seen: ActLog  # acts that the controller has detected
 
     def spec(self, guest: str, **program: object) -> GuestSpec:
         """Return an endless guest."""
         return orders.spec_of(guest, self.memory_mib, **program)
 
     def refusals(self) -> int:
-        """Return how many commands the agent has noted as suspicious."""
+        """Return how many commands the agent has recorded as suspicious."""
         return self.agent._acts.counts.get(("n2", ActKind.REFUSED_COMMAND), 0)
 
     def moves_live(self) -> bool:
@@ -92,11 +92,11 @@ class World:
         return "live" in self.fleet.facts(0).capabilities
 
     async def guests(self) -> list[GuestSample]:
-        """Return what the agent says that it holds."""
+        """Return the guests that the agent reports."""
         return guests_in(await self.fleet.call(0, ListGuests(), HANG_S))
 
     def acts(self) -> Counter[tuple[str, ActKind]]:
-        """Return how often who was seen at what, by the broker's log, the agent and the controller."""
+        """Return the number of detected acts by party and kind, from the broker's log, the agent and the controller."""
         seen = Counter[tuple[str, ActKind]]()
         told = [*acts_of(self.doors.log.read_text().splitlines(), LAB), *ActFile(self.folder / "n2" / FILE).read()]
         for act in told:
@@ -106,7 +106,7 @@ class World:
 
 @asynccontextmanager
 async def world(doors: Doors, folder: Path, driver: Driver, memory_mib: int) -> AsyncIterator[World]:
-    """Have an agent of n2 at work on one guest; it must be at work on that guest alone in the end."""
+    """Run an agent of n2 with one guest; at the end it must still run that guest, and no other."""
     seen = ActLog()
     config = AgentConfig(LAB, "n2", 2.0, 8 * memory_mib, folder / "n2", folder / "n2" / "images", telemetry_s=0.2)
     agent = Agent(config, driver, lambda presence: MqttBus(doors.agent("n2"), "n2", presence))
@@ -147,7 +147,7 @@ async def forge_topics_of_others(world: World) -> None:
     end = GuestEvent(node="n2", guest="dfrs-a", event="failed", mono_ns=1, detail={"reason": "forged"})
     told: list[object] = []
     world.fleet.on_guest_event = lambda _node, event: told.append(event)
-    for kind, record in (("status", offline), ("event", encode(end))):  # on its own topics, in another's name
+    for kind, record in (("status", offline), ("event", encode(end))):  # on its own topics, in the name of another node
         await world.attacker.publish(topics.node_topic(LAB, "n1", kind), record)
     await world.attacker.publish(topics.node_topic(LAB, "n1", "telemetry"), encode(TELEMETRY), qos=1)
     await until(lambda: world.seen.counts.get(("n1", ActKind.FALSE_REPORT), 0) >= 3, "three false reports")
@@ -166,7 +166,7 @@ async def take_the_lease(world: World) -> None:
         await world.attacker.publish(topics.lease_topic(LAB), encode(lease), retain=True)
         real = Lease(digest=token_digest(world.token), holder="x", ttl_s=HANG_S, expires_unix_s=1e12, released=True)
         await world.attacker.publish(topics.lease_topic(LAB), encode(real), retain=True)
-        proven = msgspec.structs.replace(real, token=world.token)  # which every node knows from its commands
+        proven = msgspec.structs.replace(real, token=world.token)  # every node knows the token from its commands
         await world.attacker.publish(topics.lease_topic(LAB), encode(proven), retain=True)
         for name in ("alice", "n1"):
             await world.attacker.publish(topics.release_topic(LAB, name), encode(proven))
@@ -191,18 +191,18 @@ async def listen_to_everything(world: World) -> None:
 
 
 async def forge_replies(world: World) -> None:
-    """The command is under way until it is cancelled, and the attacker knows its id: nothing else gives it an end."""
+    """The command is under way until it is cancelled, and the attacker knows its id; no forged reply may end it."""
     ids = set(world.requester._replies)
     watch = Watch(guests=("dfrs-a",), every_s=1.0, for_s=120.0)
     asking = asyncio.create_task(world.fleet.call(0, watch, HANG_S))
     await until(lambda: set(world.requester._replies) - ids, "a command under way")
     (command_id,) = set(world.requester._replies) - ids
-    asked_too = asyncio.create_task(world.requester.call("n1", Ping(), HANG_S))  # so that n1 may reply at all
+    asked_too = asyncio.create_task(world.requester.call("n1", Ping(), HANG_S))  # only a called node may reply
     for guess in range(FORGED):
         status = ("failed", "done", "rejected", "accepted")[guess % 4]
         for each in (command_id, f"{guess:016x}"):
             forged = Reply(id=each, node=("n2", "n1")[guess // 4 % 2], status=status, result={"t_s": []})
-            for topic in (REPLIES, topics.reply_topic(LAB, "alice", "n1")):  # the first is that of n2
+            for topic in (REPLIES, topics.reply_topic(LAB, "alice", "n1")):  # the first topic belongs to n2
                 await world.attacker.publish(topic, encode(forged), qos=0)
     await until(lambda: world.seen.counts.get(("n1", ActKind.FALSE_REPORT), 0) >= FORGED, "false reports")
     asked_too.cancel()
@@ -225,7 +225,7 @@ async def command_without_the_live_lease(world: World) -> None:
 async def replay_a_command(world: World) -> None:
     payload = command(Start(spec=world.spec("dfrs-b"), cap_cores=0.5, verify=False), world.token, command_id="f" * 16)
     await world.controller.publish(COMMANDS, payload)
-    await world.fleet.call(0, ListGuests(settled=("dfrs-b",)), HANG_S)  # once its command is over
+    await world.fleet.call(0, ListGuests(settled=("dfrs-b",)), HANG_S)  # after the end of its command
     await world.fleet.call(0, Stop(guest="dfrs-b"), HANG_S)
     for _ in range(10):
         await world.controller.publish(COMMANDS, payload)
@@ -257,7 +257,7 @@ async def send_monsters(world: World) -> None:
 
 
 async def send_noise(world: World) -> None:
-    """Valid commands with bytes changed, cut and repeated, and noise; from who may command and from who may not."""
+    """Valid commands with bytes changed, cut and repeated, and noise; from authorised and unauthorised senders."""
     draw = random.Random(7)  # noqa: S311  # no secret
     seeds = [
         command(Ping(), "no lease"), command(Stop(guest="dfrs-a"), "no lease"), command(Quit(), "no lease"),
@@ -283,7 +283,7 @@ async def send_noise(world: World) -> None:
 
 
 async def refused(world: World, given: Sequence[AnyAction], *, seen: bool = True) -> None:
-    """Give orders with the live token one by one: each fails, and each is noted by the agent where it is `seen`."""
+    """Give orders with the live token one by one: each fails, and the agent records each of those that are `seen`."""
     for order in given:
         before = world.refusals()
         with pytest.raises(CommandFailedError) as failed:
@@ -294,14 +294,14 @@ async def refused(world: World, given: Sequence[AnyAction], *, seen: bool = True
 
 
 async def migrate_to_what_is_no_node(world: World) -> None:
-    """The first of them is one that a controller of guests that migrate live may give."""
+    """Test hostile orders; a controller may give the first one if guests migrate live."""
     may_be, *others = orders.migrations("dfrs-a")
     await refused(world, [may_be], seen=not world.moves_live())
     await refused(world, others)
 
 
 async def adopt_what_never_arrived(world: World) -> None:
-    """The first of them is one that a controller gives that asks where a guest is."""
+    """Test hostile orders; a controller may give the first one, to find out where a guest is."""
     may_be, *others = orders.adoptions(world.spec("dfrs-f"))
     await refused(world, [may_be], seen=not world.moves_live())
     await refused(world, others)
@@ -321,7 +321,7 @@ async def start_what_makes_no_sense(world: World) -> None:
 
 
 async def let_a_rank_pass_by_lies(world: World) -> None:
-    """A real rank of two waits in its first barrier; whatever is told as the other's keys, it never passes."""
+    """A real rank of two waits in its first barrier; it never passes, with any keys that are sent as the other's."""
     rank, entered = "dfrs-m", asyncio.Event()
     world.fleet.on_mpi_barrier = lambda _node, event: entered.set() if event.guest == rank else None
     spec = world.spec(rank, name="patterns", ranks=2)
@@ -347,7 +347,7 @@ async def let_a_rank_pass_by_lies(world: World) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What is tried, and how often at least the lab's operator sees whom at what then."""
+    """An attack, and the minimum number of acts by party and kind that the lab's operator then sees."""
 
     play: Callable[[World], Awaitable[None]]
     seen: Mapping[tuple[str, ActKind], int]
@@ -380,7 +380,7 @@ def attack_name(attack: Attack) -> str:
 
 
 def play(attack: Attack, doors: Doors, folder: Path, driver: Driver, memory_mib: int) -> None:
-    """Do it to an agent with a driver; nothing happens, the agent lives, and it is seen."""
+    """Attack an agent with a driver: the attack has no effect, the agent keeps running, and the attack is detected."""
 
     async def main() -> tuple[Counter[tuple[str, ActKind]], World]:
         async with world(doors, folder, driver, memory_mib) as lab:

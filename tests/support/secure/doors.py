@@ -1,4 +1,4 @@
-"""A real Mosquitto with the two doors of a lab of several machines, on the loopback interface."""
+"""A real Mosquitto with the two listeners of a lab of several machines, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice", "bob")
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Where agents and controllers come in, the authority of the lab, and the broker with its rules for agents."""
+    """The listeners for agents and controllers, the authority of the lab, and the broker with its rules for agents."""
 
     authority: Authority
     agent_port: int
@@ -58,9 +58,9 @@ def open_doors(
     *,
     log_denied: bool = False,
 ) -> Iterator[Doors]:
-    """Run it at an address, for nodes at theirs; `inside` begins a command where that address is.
+    """Run the broker at an address, for the given nodes; `inside` is the prefix of a command on that address's network.
 
-    With `log_denied` its log has what its rules deny, as in a lab by the playbook.
+    With `log_denied` its log has the messages that its rules deny, as in a lab by the playbook.
     """
     authority = Authority.create(folder / "ca", LAB)
     authority.issue("broker", hosts=[address])
@@ -98,7 +98,7 @@ def open_doors(
 
 
 def _until_open(child: subprocess.Popen[bytes], ports: Sequence[int], log: Path) -> None:
-    """Wait until the broker listens, as its network namespace tells: that may be another than ours."""
+    """Wait until the broker listens in its network namespace, which may differ from ours."""
     wanted = {f"{port:04X}" for port in ports}
 
     def listens() -> bool:

@@ -1,4 +1,4 @@
-"""Records turned into nonsense: valid ones with some of their values, names and bytes changed. Deterministic."""
+"""Malformed records: valid ones with some of their values, names and bytes changed. Deterministic."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _scramble(payload: bytes, draw: random.Random) -> bytes:
 
 
 def nonsense(seeds: Sequence[bytes], count: int, seed: int, keep: Sequence[str] = ()) -> Iterator[bytes]:
-    """Yield payloads made of valid ones: nine of ten are JSON still. Values of the names in `keep` stay as they are."""
+    """Yield payloads made from valid ones: nine of ten are still JSON. The values of names in `keep` do not change."""
     draw, kept = random.Random(seed), frozenset(keep)  # noqa: S311  # no secret
     for _ in range(count):
         payload = draw.choice(seeds)

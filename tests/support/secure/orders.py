@@ -1,6 +1,6 @@
-"""Commands with the live lease's token that must not be done: what a stolen token, or a hostile controller, can send.
+"""Forbidden commands with the live lease's token, as a thief of the token or a hostile controller can send them.
 
-Records are not checked when they are made, only when an agent decodes them: so each of these really travels.
+Records are checked only when an agent decodes them, not when they are made, so each of these is really sent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def spec_of(guest: str, memory_mib: int, **program: object) -> GuestSpec:
 
 
 def _programs(spec: GuestSpec) -> list[ProgramSpec]:
-    """Return programs that no node has, and numbers that make no sense."""
+    """Return programs that no node has, and nonsensical numbers."""
     changes: tuple[dict[str, object], ...] = (
         {"name": "/bin/sh"}, {"name": OUTSIDE}, {"name": ""}, {"name": "x\ny"}, {"name": "e" * 100_000},
         {"workers": 10**9}, {"workers": 0}, {"ranks": 10**9}, {"ranks": 0}, {"rank": -1}, {"seed": -1}, {"seed": HUGE},
@@ -60,7 +60,7 @@ def _programs(spec: GuestSpec) -> list[ProgramSpec]:
 
 
 def _specs(spec: GuestSpec) -> list[GuestSpec]:
-    """Return guests that make no sense."""
+    """Return nonsensical guests."""
     changes: tuple[dict[str, object], ...] = (
         {"guest": OUTSIDE}, {"guest": ""}, {"guest": "-rf"}, {"guest": "g\n"}, {"guest": "g" * 64},
         {"address": "10.77.1.9/16 init=/bin/sh"}, {"memory_mib": 10**9}, {"memory_mib": -1}, {"memory_mib": HUGE},
@@ -71,7 +71,7 @@ def _specs(spec: GuestSpec) -> list[GuestSpec]:
 
 
 def migrations(guest: str) -> list[AnyAction]:
-    """Return migrations to programs, keys, sockets, other hosts, and within times that make no sense."""
+    """Return migrations to programs, keys, sockets and other hosts, and with nonsensical times."""
     move = Migrate(guest=guest, to=HERE, budget_s=5.0, no_progress_s=5.0)
     changes: tuple[dict[str, object], ...] = (
         *({"uri": uri} for uri in TARGETS), {"host": "127.0.0.1 -o x"}, {"host": ""}, {"node": "../n1"}, {"node": ""},
@@ -85,7 +85,7 @@ def migrations(guest: str) -> list[AnyAction]:
 
 
 def adoptions(spec: GuestSpec) -> list[AnyAction]:
-    """Return adoptions of guests that never arrived, and of what is no guest."""
+    """Return adoptions of guests that never arrived, and of things that are not guests."""
     return [
         Adopt(spec=spec, cap_cores=0.1), *(Adopt(spec=each, cap_cores=0.1) for each in _specs(spec)),
         Adopt(spec=spec, cap_cores=-1.0), Adopt(spec=spec, cap_cores=1e308),
@@ -93,7 +93,7 @@ def adoptions(spec: GuestSpec) -> list[AnyAction]:
 
 
 def joins(guest: str) -> list[AnyAction]:
-    """Return joins and passes of MPI for a guest that is no rank, and for what is no guest; nothing carries a line."""
+    """Return MPI joins and passes for a guest that is not a rank, and for things that are not guests."""
     return [
         MpiJoin(guest=guest, session=SESSION), MpiJoin(guest=guest, session=OUTSIDE),
         MpiJoin(guest=guest, session=LAUNCH), MpiJoin(guest=guest, session=""), MpiJoin(guest=OUTSIDE, session=SESSION),
@@ -105,7 +105,7 @@ def joins(guest: str) -> list[AnyAction]:
 
 
 def passes(guest: str, session: str) -> list[AnyAction]:
-    """Return passes for rank 0 of 2 in its first barrier, none of which can be: by foreign keys, and too early."""
+    """Return invalid passes for rank 0 of 2 in its first barrier: with foreign keys, and too early."""
     keys: tuple[tuple[int, dict[str, str]], ...] = (
         (1, {LAUNCH: LAUNCH}), (1, {"-allgather-1-1": LAUNCH}), (1, {"-allgather-1-0": "00"}), (7, {}),
         (1, {"PMI_process_mapping": "(vector,(0,1,2))"}), (1, {"-allgather-1-1": "[99999]"}),
@@ -122,7 +122,7 @@ def passes(guest: str, session: str) -> list[AnyAction]:
 
 
 def natives(spec: GuestSpec) -> list[AnyAction]:
-    """Return other programs outside of any guest, and numbers of ranks, threads and seconds that make no sense."""
+    """Return other programs outside of any guest, and nonsensical numbers of ranks, threads and seconds."""
     return [
         *(Native(program=program, seconds=0.1) for program in _programs(spec)),
         *(Native(program=spec.program, seconds=seconds) for seconds in (-1.0, 0.0, 601.0, 1e308)),
@@ -131,7 +131,7 @@ def natives(spec: GuestSpec) -> list[AnyAction]:
 
 
 def starts(spec: GuestSpec) -> list[AnyAction]:
-    """Return guests, caps and ends that make no sense."""
+    """Return nonsensical guests, caps and ends."""
     return [
         *(Start(spec=each, cap_cores=0.1) for each in _specs(spec)), Start(spec=spec, cap_cores=-1.0),
         Start(spec=spec, cap_cores=1e308), SetCaps(caps={"dfrs-a": -1.0}), SetCaps(caps={OUTSIDE: 0.1}),
@@ -140,7 +140,7 @@ def starts(spec: GuestSpec) -> list[AnyAction]:
 
 
 def unseen(spec: GuestSpec) -> list[AnyAction]:
-    """Return commands that an honest controller can send, too, by an error in its sums: they fail without an entry."""
+    """Return commands that an honest controller may also send, by miscalculation: they fail without an entry."""
     program = spec.program
     return [
         Native(program=msgspec.structs.replace(program, ranks=10**6), seconds=0.1),

@@ -1,1 +1,1 @@
-"""What tests of `simulation` share."""
+"""Code shared by the tests of `simulation`."""

@@ -1,4 +1,4 @@
-"""Policies whose decisions are written down, for views and for arrays."""
+"""Policies with scripted decisions, for views and for arrays."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from testbed.scheduling.simulation.loop import run_loop
 
 @dataclass
 class Scripted:
-    """At each instant, which job has which nodes and yield: {time: {job row: (nodes, yield)}}; others do not run."""
+    """The nodes and yields of jobs at each instant: {time: {job row: (nodes, yield)}}; other jobs do not run."""
 
     script: dict
     period_s: float = 0.0
@@ -44,17 +44,17 @@ class Scripted:
 
 
 def by_views(jobs, nodes, policy, table):
-    """Run the event loop with a policy that is shown views."""
+    """Run the event loop with a policy that gets views."""
     return run_loop(jobs, nodes, policy, table, debug=True, record=True)
 
 
 def on_arrays(jobs, nodes, policy, table):
-    """Run the event loop, as the plain function that it is, with a decision on its arrays."""
+    """Run the event loop as a plain Python function, with a decision on its arrays."""
     return run_loop(jobs, nodes, _OnArrays(policy), table, debug=True, compiling=NEVER, record=True)
 
 
 class _OnArrays:
-    """A policy with a function that is not compiled in the place of a kernel."""
+    """A policy with a plain function in place of a compiled kernel."""
 
     def __init__(self, policy):
         self.name, self.period_s, self.needs_estimates = policy.name, policy.period_s, False

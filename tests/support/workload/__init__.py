@@ -1,1 +1,1 @@
-"""What tests of `workload` share."""
+"""Code shared by the tests of `workload`."""

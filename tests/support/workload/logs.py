@@ -27,7 +27,7 @@ def _real_log(name):
 
 @pytest.fixture(scope="session")
 def real_log():
-    """Where a log of the Parallel Workloads Archive lies; skips when it is nowhere."""
+    """The path of a log of the Parallel Workloads Archive; skips the test if the log is missing."""
     return _real_log
 
 

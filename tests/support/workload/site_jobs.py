@@ -1,4 +1,4 @@
-"""Jobs that a made-up site ran, the accounting of them as text, and the jobs of a trace that they should become."""
+"""Jobs of a synthetic site, their accounting as text, and the jobs of a trace that conversion should produce."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JobIDRaw|JobID|User|State|Submit|Eligible|Start|End|ElapsedRaw|AllocCPUS|NNodes|
 
 @dataclass(frozen=True)
 class Ran:
-    """A job of the site; `core_mib` is requested per core and `used_kib` used in all, None where it is not known."""
+    """A job of the site; `core_mib` is requested per core and `used_kib` used in total, None if unknown."""
 
     number: int
     task: int | None
@@ -70,7 +70,7 @@ _jobs = st.builds(
 
 
 def _without_clashes(jobs: list[Ran]) -> bool:
-    """Whether no number is used by a job without and one with a task, which no site has."""
+    """Whether no number is used both by a job without a task and by one with a task, which no site has."""
     kinds: dict[int, bool] = {}
     return all(kinds.setdefault(job.number, job.task is None) == (job.task is None) for job in jobs)
 
@@ -105,12 +105,12 @@ def expected_jobs(jobs: list[Ran]) -> list[Job]:
 
 
 def close_to(jobs: list[Job]) -> list[Job]:
-    """Return jobs that are equal to others with these fractions but for rounding."""
+    """Return jobs that equal the given ones, but for the rounding of these fractions."""
     return [replace(job, mem_req_frac=pytest.approx(job.mem_req_frac, rel=1e-12)) for job in jobs]
 
 
 def mutations(text: str) -> st.SearchStrategy[str]:
-    """Return texts in which characters are replaced, left out and inserted at up to four places."""
+    """Return texts in which characters are replaced, removed and inserted at up to four places."""
 
     def mutated(changes: list[tuple[int, int, str]]) -> str:
         changed = text
@@ -123,7 +123,7 @@ def mutations(text: str) -> st.SearchStrategy[str]:
 
 
 def assert_jobs_or_error(read: Callable[[str], list[Job]], text: str) -> None:
-    """Assert that a text gives jobs in their bounds, or an error of the user in one line."""
+    """Assert that a text gives jobs within their bounds, or a user error in one line."""
     try:
         jobs = read(text)
     except UserError as error:
@@ -185,7 +185,7 @@ def qacct_text(jobs: list[Ran], form: str) -> str:
         }
         if form in ("univa", "gridware"):
             lines |= {"pe_taskid": "NONE", "maxrss": "0.000"}
-        if form == "univa":  # has no categories, but the command
+        if form == "univa":  # this form has the command in place of categories
             lines["submit_cmd"] = f"qsub -l {','.join(requests)} job.sh" if requests else "qsub job.sh"
             del lines["category"]
         width = 35 if form == "gridware" else 13

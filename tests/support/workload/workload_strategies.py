@@ -1,4 +1,4 @@
-"""Strategies that make jobs, shared by the tests of this room."""
+"""Hypothesis strategies that make jobs, shared by the tests of `workload`."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -1,1 +1,1 @@
-"""Nodes that are whole virtual machines: Xen with its control domain, dom0, in which the node's agent runs."""
+"""Nested Xen nodes: virtual machines with Xen and its control domain (dom0), in which the node's agent runs."""

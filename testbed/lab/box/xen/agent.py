@@ -1,4 +1,4 @@
-"""The agent of a nested Xen node: it runs in the control domain; the process outside is the ssh that runs it there."""
+"""The agent of a nested Xen node, which runs in the control domain; the process outside is its ssh client."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from testbed.lab.box.services import NodeAgent
 from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.xen.dom0 import AGENT_FILES, AGENT_STATE, BRIDGE, OUTSIDE, SCRIPT, Dom0
 
-_AGENT_GRACE_S = 20.0  # it destroys its guests first
+_AGENT_GRACE_S = 20.0  # the agent destroys its guests first
 _HERE = "127.0.0.1"
-_TELEMETRY_S = 5  # every second, it took half of an emulated processor from the guests
+_TELEMETRY_S = 5  # a period of 1 s took half of an emulated processor from the guests
 
 
 @dataclass(frozen=True, slots=True)
 class XenAgent(NodeAgent):
-    """The agent in one node's control domain; the recorded process is its ssh, which ends with it."""
+    """The agent in one node's control domain; the recorded process is the ssh client, which ends with the agent."""
 
-    grace_s = 2.0  # of the ssh
+    grace_s = 2.0  # of the ssh client
 
     def make(self) -> None:
         """See `Part.make`."""
@@ -28,23 +28,23 @@ class XenAgent(NodeAgent):
         end(marked(self.node.lab, self.node.name, "agent"), self.grace_s)
         dom0.end_agent(_AGENT_GRACE_S)
         argv = dom0.agent_command(arguments(self.node))
-        url = as_seen_inside(self.journal.state.broker_url)  # not in the arguments, which are public
+        url = as_seen_inside(self.journal.state.broker_url)  # by standard input, as all users can read arguments
         self.started(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
 
     def remove(self) -> list[str]:
-        """See `Part.remove`: it destroys its guests."""
+        """See `Part.remove`; the agent destroys its guests."""
         if self.process is None or not alive(self.process):
             return []
-        with contextlib.suppress(RunError):  # a machine that does not answer is ended next, with its agent
+        with contextlib.suppress(RunError):  # a machine that does not answer is removed next, with its agent
             Dom0(self.node).end_agent(_AGENT_GRACE_S)
         end([self.process], self.grace_s)
         return [self.name]
 
 
 def as_seen_inside(url: str) -> str:
-    """Return the broker's address, on the loopback interface of this machine, as the control domain reaches it.
+    """Return the URL by which the control domain reaches a broker on this machine's loopback interface.
 
-    From there it appears as another machine, but QEMU forwards its traffic without a network in between.
+    Seen from the control domain the broker is on another machine, but QEMU forwards the traffic without a network.
     """
     scheme, _, rest = url.partition("://")
     before, at, place = rest.rpartition("@")
@@ -61,7 +61,7 @@ def arguments(node: NodeSpec) -> list[str]:
         *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib), "--address", node.host),
         *("--state-dir", AGENT_STATE, "--image-dir", "/var/lib/dfrs/images", "--broker-from-stdin"),
         *("--image-budget-mib", str(node.image_budget_mib)),
-        "--no-claim",  # its leftovers end with the machine
+        "--no-claim",  # leftovers of the agent end with the machine
         *("--telemetry-s", str(_TELEMETRY_S)),
         *(
             "--option",

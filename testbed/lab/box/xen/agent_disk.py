@@ -1,6 +1,7 @@
 """The disk with the agent for control domains: this installation's code, its dependencies, and the guest image.
 
-It is made again for each lab, and mounted after a saved state was loaded, so the state stays valid when code changes.
+The disk is created for each lab, and is mounted after a saved state was loaded, so the state stays valid when the code
+changes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from testbed.lab.guest_image.image import current
 
 PROJECT = "dfrs-testbed"
 PACKAGES = ("testbed", "node_agent")
-# The project's requirements that the agent imports. libvirt's bindings are Debian's, as libvirt is there.
+# The project's requirements that the agent imports. The control domain has Debian's libvirt with its bindings.
 ROOTS = ("aiomqtt", "click", "msgspec", "numpy", "psutil", "xxhash")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyi")
 _MAKE_WITHIN_S = 120.0
@@ -38,7 +39,7 @@ def disk_of(lab: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class AgentDisk:
-    """The disk of one lab, which all of its nodes read. A lab that is up keeps the code it was made with."""
+    """The disk of one lab, which all of its nodes read. A lab that is up keeps the code from its creation."""
 
     spec: BoxSpec
 
@@ -73,7 +74,7 @@ class AgentDisk:
 
 
 def fill(root: Path, image: GuestImage) -> None:
-    """Fill a new folder with the agent's files: `python`, compiled, `guest-image`, and its kernel unpacked."""
+    """Fill a new folder with the agent's compiled code (`python`), and `guest-image` with its unpacked kernel."""
     python = root / "python"
     python.mkdir(parents=True)
     for name in PACKAGES:
@@ -81,7 +82,7 @@ def fill(root: Path, image: GuestImage) -> None:
     for name in sorted(closure(ROOTS)):
         _copy(distribution(name), python, everything=True)
     _copy(distribution(PROJECT), python, everything=False)  # the metadata that maps names to drivers
-    # Compiled here, because there the disk is read-only and an emulated processor is slow.
+    # Compiled here, because the control domain mounts the disk read-only, and its emulated processor is slow.
     settings = ("-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", AGENT_FILES)
     run(*module_argv("compileall", *settings, str(python)), timeout_s=_MAKE_WITHIN_S)
     shutil.copytree(image.folder, root / "guest-image" / image.key)

@@ -1,4 +1,4 @@
-"""The control domain of a nested Xen node, from outside: queried and configured as its node by ssh."""
+"""The control domain (dom0) of a nested Xen node, queried and configured from outside by ssh."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from testbed.lab.box.xen.image import XenImage
 from testbed.lab.box.xen.recipe import HOST_NAME
 
 BRIDGE = "xenbr0"
-SCRIPT = "vif-dfrs"  # joins guests with it
-OUTSIDE = "10.0.2.2"  # QEMU's address of the outside machine's loopback interface, for the control domain
+SCRIPT = "vif-dfrs"  # Xen's hotplug script, which attaches guests to the bridge
+OUTSIDE = "10.0.2.2"  # address for the host's loopback interface in QEMU's user network
 AGENT_FILES = "/opt/dfrs"
 AGENT_STATE = "/var/lib/dfrs/agent"
 _URI = "xen:///system"
 _PID_FILE = "/run/dfrs-agent.pid"
-_ASK_WITHIN_S = 60.0  # an emulated processor takes seconds to log in, more when it has other work
+_ASK_WITHIN_S = 60.0  # an ssh login takes seconds on an emulated processor, and longer under load
 _LOGIN_WITHIN_S = 20.0
 _BECOME_WITHIN_S = 90.0
-# $1 host name, $2 address with prefix length, $3 hardware address; standard input: randomness, then the time.
-# Every node is loaded from one saved state: without fresh randomness all of them would draw the same numbers.
+# $1 host name, $2 address with prefix length, $3 hardware address; standard input: a random seed, then the time.
+# All nodes are loaded from one saved state: without a new seed they would all produce the same random numbers.
 _BECOME = f"""
 mount -t ext4 -o ro /dev/vdb {AGENT_FILES}
 mkdir -p {AGENT_STATE}
@@ -75,13 +75,13 @@ class Dom0:
         return self.node.run_dir / "xen"
 
     def furnish(self, image: XenImage, ssh_port: int) -> None:
-        """Keep its ssh keys with the node, as an image that is built later has other keys."""
+        """Copy the image's ssh keys to the node's folder, as an image that is built later has other keys."""
         for path in (image.key, image.known_hosts):
             shutil.copy(path, self._folder / path.name)
         (self._folder / "port").write_text(f"{ssh_port}\n", encoding="ascii")
 
     def command(self, words: str) -> list[str]:
-        """Return the command line that runs a shell command in it."""
+        """Return the ssh command line that runs a shell command in the control domain."""
         try:
             port = (self._folder / "port").read_text(encoding="ascii").strip()
         except OSError as error:
@@ -99,14 +99,14 @@ class Dom0:
         ]
 
     def ask(self, words: str, timeout_s: float = _ASK_WITHIN_S) -> str:
-        """Run a shell command in it and return its output."""
+        """Run a shell command in the control domain and return its output."""
         try:
             return run(*self.command(words), timeout_s=timeout_s)
         except CommandError as error:
             raise self._failure(error.ending, error.said) from error
 
     def lets_in(self) -> bool:
-        """Whether it can be logged in to."""
+        """Whether an ssh login succeeds."""
         try:
             self.ask("true", _LOGIN_WITHIN_S)
         except RunError:
@@ -114,7 +114,7 @@ class Dom0:
         return True
 
     def answers(self, timeout_s: float = _ASK_WITHIN_S) -> bool:
-        """Whether its libvirtd answers requests."""
+        """Whether the libvirtd in the control domain answers requests."""
         try:
             self.ask(f"virsh -c {_URI} version", timeout_s)
         except RunError:
@@ -122,7 +122,7 @@ class Dom0:
         return True
 
     def become(self, hardware_address: str) -> None:
-        """Configure it as its node, right after its state was loaded."""
+        """Configure the control domain as its node (name, network, random seed, clock) after its state was loaded."""
         words = _words(_BECOME, self.node.full_name, self.node.address, hardware_address)
         with subprocess.Popen(  # noqa: S603  # arguments are a list, built from checked names
             self.command(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -133,7 +133,7 @@ class Dom0:
                 child.stdin.write(f"{secrets.token_hex(64)}\n")
                 child.stdin.flush()
                 child.stdout.readline()
-                # only now, when there is nothing to do any more but to take it
+                # the time is sent last, so that the control domain sets its clock without a delay
                 _, said = child.communicate(f"{time.time():.6f}\n", timeout=_BECOME_WITHIN_S)
             except (OSError, subprocess.TimeoutExpired) as error:
                 child.kill()
@@ -143,19 +143,19 @@ class Dom0:
             raise self._failure(f"exit code {child.returncode}", lines[-1] if lines else "")
 
     def agent_command(self, arguments: list[str]) -> list[str]:
-        """Return the command line that runs the agent in it."""
-        # with precedence over building domains, as a node with a silent agent counts as lost
+        """Return the ssh command line that runs the agent in the control domain."""
+        # with a higher priority than the creation of domains, as a node with a silent agent counts as lost
         agent = shlex.join(["nice", "-n", "-10", *module_argv("node_agent", *arguments, python="python3")])
         return self.command(
             f"echo $$ > {_PID_FILE}; cd /; export PYTHONPATH={AGENT_FILES}/python LC_ALL=C.UTF-8; exec {agent}"
         )
 
     def end_agent(self, grace_s: float) -> None:
-        """End the agent that runs in it, if one does: by SIGTERM, after `grace_s` by SIGKILL."""
+        """End the agent in the control domain, if it runs: by SIGTERM, after `grace_s` by SIGKILL."""
         self.ask(_words(_END_AGENT, str(round(grace_s * 5))), grace_s + _ASK_WITHIN_S)
 
     def guests(self) -> list[tuple[str, float | None]]:
-        """Return its guests by name, each with its cap in cores; None is no cap."""
+        """Return the node's guests as (name, cap in cores); None is no cap."""
         return read_guests(self.ask(_words(_TELL_GUESTS)))
 
     def _failure(self, ending: str, said: str) -> RunError:
@@ -163,7 +163,7 @@ class Dom0:
 
 
 def read_guests(told: str) -> list[tuple[str, float | None]]:
-    """Read guests and their caps from a `domain NAME` line each, followed by virsh's schedule information."""
+    """Parse guests and their caps from a line `domain NAME` per guest, each followed by virsh's `schedinfo`."""
     found: list[tuple[str, float | None]] = []
     for line in told.splitlines():
         key, _, value = line.partition(":")

@@ -1,6 +1,6 @@
 """The virtual machine that hosts a nested Xen node: its hardware and its QEMU command line.
 
-A saved state fits only a machine with the same devices, so its name is derived from all settings here.
+A saved state can only be loaded into a machine with the same devices, so its name is derived from all these settings.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.xen.image import XenImage
 from testbed.lab.guest_image.recipe_tools import sha256
 
-TAP_FD = 9  # the launcher leaves the open tap device there
+TAP_FD = 9  # file descriptor of the tap device that the launcher has opened
 AGENT_DISK_MIB = 256
 _DOM0_MIB = 512
 _XEN_MIB = 96  # measured: the hypervisor uses 20 for itself, and some for each guest
-OWN_MIB = _DOM0_MIB + _XEN_MIB  # of a machine, beside its guests' memory
+OWN_MIB = _DOM0_MIB + _XEN_MIB  # of a machine, in addition to its guests' memory
 Accelerator = Literal["kvm", "tcg"]
 _ACCELERATORS: dict[Accelerator, tuple[str, str]] = {
-    # numpy needs features of all processors of the last fifteen years; with all that QEMU can emulate dom0 does not
-    # boot
+    # numpy needs these CPU features, which all processors of the last fifteen years have; with all features that QEMU
+    # can emulate (`-cpu max`), dom0 does not boot
     "tcg": ("tcg,thread=multi,tb-size=256", "kvm64,+ssse3,+sse4.1,+sse4.2,+popcnt,+lahf-lm"),
     "kvm": ("kvm", "host"),
 }
@@ -33,7 +33,10 @@ _ACCELERATORS: dict[Accelerator, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The properties that make two machines equal: memory in MiB with that of dom0 and Xen, CPUs, Xen's scheduler."""
+    """Properties of a machine: memory in MiB including dom0 and Xen, CPUs, Xen's scheduler, QEMU's accelerator.
+
+    Machines of equal shape can resume from the same saved state.
+    """
 
     memory_mib: int
     cpus: int
@@ -42,7 +45,7 @@ class Shape:
 
     @classmethod
     def of(cls, node: NodeSpec, scheduler: str, accelerator: Accelerator) -> Shape:
-        """Return the machine of a node: the control domain shares the CPUs with guests, and has memory of its own."""
+        """Return the shape of a node's machine; dom0 shares the CPUs with guests, and has memory of its own."""
         return cls(OWN_MIB + node.memory_mib, math.ceil(node.cpus), scheduler, accelerator)
 
     @property
@@ -53,7 +56,7 @@ class Shape:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """QEMU's arguments that a saved state depends on."""
+        """QEMU's arguments on which a saved state depends."""
         accelerator, cpu = _ACCELERATORS[self.accelerator]
         return (
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
@@ -64,12 +67,12 @@ class Shape:
         )
 
     def key(self) -> str:
-        """Return the name of its saved state: 16 hexadecimal digits."""
+        """Return the name of the saved state of this shape: 16 hexadecimal digits."""
         version = run(_PROGRAM, "--version").splitlines()[0]
         return sha256(json.dumps([_SAVING, version, self.hypervisor_arguments, *self.devices]).encode())[:16]
 
 
-_SAVING = 2  # version of the way in which states are saved; increment it on a change
+_SAVING = 2  # version of the method by which states are saved; increment it on a change
 _PROGRAM = "qemu-system-x86_64"
 
 
@@ -84,7 +87,7 @@ class Files:
 
 
 def command_line(shape: Shape, image: XenImage, files: Files, ssh_port: int, state: Path | None = None) -> list[str]:
-    """Return the command line of QEMU; with `state` it resumes from that saved state."""
+    """Return the command line of QEMU; with `state` the machine resumes from that saved state."""
     kernel = f"{image.kernel} console=hvc0 rdinit=/init quiet mitigations=off"
     incoming = f"exec:zstd -dcq {shlex.quote(str(state))}"
     return [
@@ -92,13 +95,13 @@ def command_line(shape: Shape, image: XenImage, files: Files, ssh_port: int, sta
         *shape.devices,
         *("-chardev", f"file,id=console,append=on,path={files.console}", "-serial", "chardev:console"),
         *("-qmp", f"unix:{files.monitor},server=on,wait=off"),
-        # its content is lost with the node anyway, so writes need not reach the machine's disk
+        # the disk's content is lost with the node anyway, so its writes need not be flushed
         *("-drive", f"if=none,id=disk,format=qcow2,cache=unsafe,file={files.disk}"),
         *("-drive", f"if=none,id=agent,format=raw,readonly=on,file={files.agent_disk}"),
         *("-netdev", f"user,id=outside,hostfwd=tcp:127.0.0.1:{ssh_port}-:22"),
         *("-netdev", f"tap,id=guests,fd={TAP_FD}"),
         *("-kernel", str(image.hypervisor), "-append", shape.hypervisor_arguments),
-        *("-initrd", f"{kernel},{image.initramfs}"),  # a comma begins the next module
+        *("-initrd", f"{kernel},{image.initramfs}"),  # a list of boot modules, separated by commas
         *(("-incoming", incoming) if state is not None else ()),
     ]
 

@@ -1,8 +1,8 @@
-"""The image of nested Xen nodes: built once from Debian's packages, identified by its ingredients.
+"""The image of nested Xen nodes: built once from Debian's packages, and identified by its ingredients.
 
-The cache has a folder for the image, named by the key of its ingredients; it also has machines' states saved after
-their boot. The link `current` points to the image that was built or requested last. Older ones are removed when another
-is built.
+The cache has a folder for the image, named by the key of its ingredients. The folder also has the states of machines
+that were saved after their boot. The link `current` points to the image that was built or requested last. Older images
+are removed when another is built.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class XenImage:
 
     @property
     def hypervisor(self) -> Path:
-        """Xen itself."""
+        """The hypervisor, Xen."""
         return self.folder / "xen"
 
     @property
@@ -44,22 +44,22 @@ class XenImage:
 
     @property
     def initramfs(self) -> Path:
-        """Its first file system, in memory."""
+        """The control domain's initramfs."""
         return self.folder / "initramfs"
 
     @property
     def disk(self) -> Path:
-        """Its original disk, which is never written to."""
+        """The control domain's original disk, which is never written to."""
         return self.folder / "dom0.img"
 
     @property
     def key(self) -> Path:
-        """The private key for logins."""
+        """The private key for ssh logins."""
         return self.folder / "key"
 
     @property
     def known_hosts(self) -> Path:
-        """The host key, in ssh's format."""
+        """The file with the host key, in the format of ssh's known_hosts."""
         return self.folder / "known_hosts"
 
 
@@ -76,7 +76,7 @@ def build_key(packages: Sequence[Package], version: int, files: Sequence[Path]) 
 def build(say: Callable[[str], None], cache: Path = CACHE) -> XenImage:
     """Build the image unless it exists already, and make it the current one.
 
-    Raises `UserError` when something has to be installed first, `RunError` when a tool fails.
+    Raises `UserError` when a tool or a package is missing, `RunError` when a tool fails.
     """
     recipe.check_tools()
     ingredients = gather()
@@ -85,7 +85,7 @@ def build(say: Callable[[str], None], cache: Path = CACHE) -> XenImage:
         cache.mkdir(parents=True, exist_ok=True)
         with locked(cache / "lock"):
             if not (cache / key / _WHOLE).exists():
-                remove_others(cache, key)  # room for the new one first
+                remove_others(cache, key)  # first, to free disk space for the new image
                 scratch = cache / f"building-{key}"
                 ready = scratch / "ready"
                 ready.mkdir(parents=True)

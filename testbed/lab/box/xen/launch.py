@@ -1,7 +1,8 @@
-"""Starts the machine of a node: `python -m testbed.lab.box.xen.launch NODE BRIDGE TAP COMMAND...`, by its full name.
+"""Starts the machine of a node: `python -m testbed.lab.box.xen.launch NODE BRIDGE TAP COMMAND...`.
 
-The machine is on the network of the computer, where the broker is; its second card is a port of a bridge in the network
-namespace of the node. A network device belongs to the namespace in which it is opened, and ends with its file.
+NODE is the node's full name. QEMU runs in the host's network namespace, where the broker is; its second interface is a
+port of a bridge in the node's network namespace. A tap device belongs to the namespace in which it is opened, and
+exists until its file is closed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _IFF_VNET_HDR = 0x4000
 
 
 def open_tap(name: str) -> int:
-    """Make a network device of the current namespace and return its file; raises `OSError`."""
+    """Create a tap device in the current network namespace and return its file descriptor; raises `OSError`."""
     tap = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR))
     return tap
@@ -38,7 +39,7 @@ def _enter(namespace: int) -> None:
 
 
 def main() -> None:
-    """Open the device in the node's namespace, and exec the command in the node's partition."""
+    """Open the tap device in the node's network namespace, and execute the command in the node's partition."""
     node, bridge, tap, *command = sys.argv[1:]
     join_partition(node, os.getpid())
     own = os.open("/proc/self/ns/net", os.O_RDONLY)

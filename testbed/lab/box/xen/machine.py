@@ -1,4 +1,4 @@
-"""The machine of a nested Xen node: a QEMU that resumes from a saved state, which the first of its shape makes."""
+"""The machine of a nested Xen node: a QEMU process that resumes from a state saved by the first of its shape."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ANSWER_WITHIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class XenMachine(ProcessPart):
-    """The machine of one node. No data outlives it, as saved guests are on its own disk."""
+    """The machine of one node. No data outlives the machine, as saved guests are on its own disk."""
 
     grace_s = 5.0
     spec: BoxSpec
@@ -57,14 +57,14 @@ class XenMachine(ProcessPart):
         """See `Part.make`."""
         self._end()
         image = current()
-        with locked(image.folder / "lock"):  # of several machines of one shape, one is booted and saved
+        with locked(image.folder / "lock"):  # only one of several machines of equal shape is booted and saved
             shape, state = self._saved(image)
         dom0 = Dom0(self.node)
         make_overlay(self._disk, state.disk, "qcow2")
         process = self._start(image, shape, self._disk, state)
         self._wait_running(process, _LOADED_WITHIN_S)
-        if not wait_until(dom0.lets_in, _ANSWER_WITHIN_S):  # after a load, the network needs a moment
-            raise RunError(f"{self.name}: nobody can log in{last_line(self._console)}")
+        if not wait_until(dom0.lets_in, _ANSWER_WITHIN_S):  # after a load, the network is not ready at once
+            raise RunError(f"{self.name}: no ssh login is possible{last_line(self._console)}")
         dom0.become(hardware_address(self.node, inside=True))
         if not wait_until(dom0.answers, _ANSWER_WITHIN_S):
             raise RunError(f"{self.name}: its libvirtd does not answer{last_line(self._console)}")
@@ -82,12 +82,12 @@ class XenMachine(ProcessPart):
         return self.node.run_dir / "xen" / "monitor"
 
     def _end(self) -> None:
-        """End its processes, recorded or not."""
+        """End the machine's processes, recorded or not."""
         end([*filter(None, [self.process]), *marked(self.node.lab, self.node.name, _ROLE)], self.grace_s)
 
     def _saved(self, image: XenImage) -> tuple[Shape, SavedState]:
-        """Return the state from which the machine can resume; a missing one is made."""
-        failure = RunError(f"{self.name}: nothing to run it with")
+        """Return the shape and the state from which the machine can resume; a missing state is created."""
+        failure = RunError(f"{self.name}: no accelerator")
         for accelerator in accelerators(image):
             shape = Shape.of(self.node, self.spec.xen_scheduler, accelerator)
             state = SavedState.of(image, shape)
@@ -100,15 +100,15 @@ class XenMachine(ProcessPart):
                 self._end()
                 shutil.rmtree(state.folder)
                 if accelerator == "kvm":
-                    self.say(f"{self.name}: does not boot under KVM: it is emulated")
+                    self.say(f"{self.name}: does not boot under KVM, and is emulated instead")
                     note_no_kvm(image)
             else:
                 return shape, state
         raise failure
 
     def _save(self, image: XenImage, shape: Shape, state: SavedState) -> None:
-        self.say(f"{self.name}: boots under {shape.accelerator}, once, to have its state saved: a minute or two")
-        shutil.rmtree(state.folder, ignore_errors=True)  # of a killed one
+        self.say(f"{self.name}: boots under {shape.accelerator} once, to save its state: a minute or two")
+        shutil.rmtree(state.folder, ignore_errors=True)  # left by a killed command
         state.folder.mkdir()
         make_overlay(state.disk, image.disk, "raw")
         process = self._start(image, shape, state.disk, None)

@@ -1,4 +1,4 @@
-"""QEMU's monitor: one JSON object per line over a local socket."""
+"""Client of QEMU's monitor protocol (QMP): one JSON object per line over a Unix socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAVED_WITHIN_S = 300.0
 
 
 class Monitor:
-    """A connection to the monitor of a running QEMU; everything blocks and raises `RunError`."""
+    """A connection to the monitor of a running QEMU; all methods block and raise `RunError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -25,7 +25,7 @@ class Monitor:
         try:
             self._socket.connect(str(path))
             self._lines = self._socket.makefile("r", encoding="utf-8")
-            self._lines.readline()  # its greeting
+            self._lines.readline()  # QMP's greeting
         except OSError as error:
             self._socket.close()
             raise RunError(f"QEMU's monitor {path}: {error.strerror or error}") from error
@@ -39,7 +39,7 @@ class Monitor:
         self._socket.close()
 
     def ask(self, command: str, **arguments: object) -> Any:
-        """Return the answer to a command."""
+        """Send a command and return its result."""
         try:
             self._socket.sendall(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
             for line in self._lines:
@@ -53,11 +53,11 @@ class Monitor:
         raise RunError(f"QEMU's monitor {self._path}: {command}: QEMU ended")
 
     def status(self) -> str:
-        """Return the machine's status: `running`, or why it does not run."""
+        """Return the machine's run state: `running`, or why the machine does not run."""
         return str(self.ask("query-status")["status"])
 
     def go_on(self) -> bool:
-        """Resume a loaded machine; returns whether it runs."""
+        """Resume a loaded machine; return whether the machine runs."""
         if self.status() == "paused":
             self.ask("cont")
         return self.status() == "running"
@@ -65,10 +65,10 @@ class Monitor:
     def save(self, state: Path) -> None:
         """Stop the machine, and write its whole state, compressed, to a file.
 
-        A running emulated machine would sometimes be saved wrong, without pages that it changed meanwhile.
+        If an emulated machine runs meanwhile, its saved state is sometimes wrong: pages that it changed are missing.
         """
         self.ask("stop")
-        self.ask("migrate-set-parameters", **{"max-bandwidth": 1 << 40})  # its own limit is a slow network's
+        self.ask("migrate-set-parameters", **{"max-bandwidth": 1 << 40})  # the default limit is for slow networks
         place = shlex.quote(str(state))
         self.ask("migrate", uri=f"exec:zstd -3 -T0 -q > {place}.part && mv {place}.part {place}")
         told = ""

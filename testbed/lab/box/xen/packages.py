@@ -1,4 +1,4 @@
-"""A nested Xen node's packages from Debian: names, versions, and the machine's sources for them."""
+"""The Debian packages of a nested Xen node: names, versions, and this machine's repositories for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _IN_DOM0 = (
     "xen-utils-common", "libvirt-daemon", "libvirt-daemon-driver-xen", "libvirt-clients",
     "python3", "python3-libvirt", "busybox-static", "mount", "kmod", "iproute2", "procps", "openssh-server",
 )  # fmt: skip
-_ASK_WITHIN_S = 600.0  # a guard against hanging: guests may have both cores meanwhile
+_ASK_WITHIN_S = 600.0  # only against hanging: guests may occupy both cores meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Ingredients:
-    """Debian's part of a node: hypervisor and kernel are unpacked, the others installed in the control domain."""
+    """Packages of a node: hypervisor and kernel are unpacked, `installed` are installed in the control domain."""
 
     hypervisor: Package
     kernel: Package
@@ -38,7 +38,7 @@ class Ingredients:
 
 
 def gather() -> Ingredients:
-    """Return a node's present ingredients by the package lists; raises `UserError` if the lists lack one."""
+    """Return a node's current packages by the package lists; raises `UserError` if the lists lack one."""
     hypervisor = _depends(_HYPERVISOR_META, r"xen-hypervisor-[0-9.]+-amd64")
     utilities = _depends(_HYPERVISOR_META, r"xen-utils-[0-9.]+")
     kernel = _depends(_KERNEL_META, r"linux-image-[0-9]\S*")
@@ -52,7 +52,7 @@ def gather() -> Ingredients:
 
 
 def packages(names: tuple[str, ...]) -> dict[str, Package]:
-    """Return the versions of packages that would be installed now, by name; raises `UserError` if one is unknown."""
+    """Return the packages that would be installed now, by name; raises `UserError` if a package is unknown."""
     try:
         text = run("apt-cache", "show", "--no-all-versions", *names, timeout_s=_ASK_WITHIN_S)
     except CommandError as error:
@@ -69,7 +69,7 @@ def packages(names: tuple[str, ...]) -> dict[str, Package]:
 
 
 def check_python(version: str) -> None:
-    """Raise `UserError` if compiled packages of this Python do not run under dom0's, whose package has `version`."""
+    """Raise `UserError` unless dom0's Python, of the package version `version`, can load this Python's packages."""
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     if not version.startswith(f"{own}."):
         raise UserError(
@@ -87,7 +87,7 @@ def _depends(name: str, pattern: str) -> str:
 
 
 def _sources() -> list[str]:
-    """Return the machine's Debian repositories, one line of a list each; no node needs packages of third parties."""
+    """Return this machine's Debian repositories as lines of sources.list, without those of third parties."""
     told = run(
         *("apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI) $(RELEASE) $(COMPONENT)"),
         "Created-By: Packages",

@@ -1,6 +1,6 @@
-"""The recipe of a nested Xen node: hypervisor, kernel, initramfs, and the control domain's disk.
+"""Builds the files of a nested Xen node: hypervisor, kernel, initramfs, and the control domain's disk.
 
-Root is needed. The same packages do not give the same bytes, as each disk gets keys of its own, for ssh.
+The build needs root rights. It is not reproducible, as each disk gets ssh keys of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STEP_WITHIN_S = 300.0
 
 
 def check_tools() -> None:
-    """Raise `UserError` if a tool to make or run a nested Xen node is missing."""
+    """Raise `UserError` if a tool to build or run a nested Xen node is missing."""
     for name in _TOOLS:
         try:
             program(name)
@@ -44,12 +44,12 @@ def check_tools() -> None:
 
 
 def make(ingredients: Ingredients, downloads: Path, scratch: Path, into: Path, say: Callable[[str], None]) -> None:
-    """Make all files of a node in the folder `into`; `scratch` is an empty folder. Raises `RunError`."""
+    """Build all files of a node in the folder `into`; `scratch` is an empty folder. Raises `RunError`."""
     say(f"xen node: {ingredients.hypervisor.name} {ingredients.hypervisor.version}, {ingredients.kernel.name}")
     hypervisor = unpack(fetch(ingredients.hypervisor, downloads), scratch / "hypervisor")
     kernel = unpack(fetch(ingredients.kernel, downloads), scratch / "kernel")
     (image,) = (hypervisor / "boot").glob("xen-*.gz")
-    (into / "xen").write_bytes(gzip.decompress(image.read_bytes()))  # QEMU's loader takes it plain only
+    (into / "xen").write_bytes(gzip.decompress(image.read_bytes()))  # QEMU cannot load a compressed image
     (vmlinuz,) = (kernel / "boot").glob("vmlinuz-*")
     shutil.copyfile(vmlinuz, into / "vmlinuz")
     root = scratch / "root"
@@ -65,7 +65,7 @@ def make(ingredients: Ingredients, downloads: Path, scratch: Path, into: Path, s
         "^has_journal",
         "-E",
         "lazy_itable_init=1,root_owner=0:0",
-    )  # no disk outlives a failure of its node
+    )  # no journal is needed, as the disk does not outlive a failure of its node
     run("mke2fs", "-q", "-F", "-t", "ext4", *features, "-d", str(root), disk, f"{_DISK_MIB}M", timeout_s=_STEP_WITHIN_S)
 
 
@@ -74,7 +74,7 @@ def _install(ingredients: Ingredients, scratch: Path, root: Path) -> None:
     sources.write_text("".join(f"{line}\n" for line in ingredients.sources), encoding="utf-8")
     names = ",".join(package.name for package in ingredients.installed)
     # If this process is killed, no child may continue and no mount may stay, as the next build removes the folder. So
-    # it has PID and mount namespaces of its own, which end with its first process.
+    # the command has PID and mount namespaces of its own, which end with their first process.
     run(
         *("setpriv", "--pdeathsig", "KILL", program("unshare"), "--pid", "--fork", "--kill-child", "--mount-proc"),
         *(program("mmdebstrap"), "--quiet", "--mode=root", "--variant=apt"),
@@ -85,7 +85,7 @@ def _install(ingredients: Ingredients, scratch: Path, root: Path) -> None:
 
 
 def _add_modules(root: Path, modules: Path, version: str) -> list[Path]:
-    """Copy the kernel modules that are needed, a thirtieth of all; return those that the disk needs, in order."""
+    """Copy the needed kernel modules (a thirtieth of all); return those that mount the disk, in load order."""
     target = root / "usr/lib/modules"
     shutil.copytree(modules, target, symlinks=True, dirs_exist_ok=True)
     run("chroot", str(root), "depmod", version, timeout_s=_STEP_WITHIN_S)
@@ -120,7 +120,7 @@ def _initramfs(root: Path, modules: list[Path]) -> bytes:
 
 
 def _furnish(root: Path, into: Path) -> None:
-    """Add our files, remove obstructive ones, and leave the node's ssh key beside its disk."""
+    """Add our files to the root file system, remove unneeded ones, and write the ssh keys to `into`."""
     shutil.copyfile(FILES / "inittab", root / "etc/inittab")
     start = root / "usr/local/sbin/start-node"
     shutil.copyfile(FILES / "start-node", start)

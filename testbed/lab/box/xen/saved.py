@@ -1,4 +1,4 @@
-"""Saved states of booted machines, from which a node of the same shape resumes in seconds instead of a minute."""
+"""Saved states of booted machines, from which a node of equal shape resumes in seconds instead of a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.lab.box.xen.hardware import Accelerator, Shape
 from testbed.lab.box.xen.image import XenImage
 
 _KVM = Path("/dev/kvm")
-_NO_KVM = "no-kvm"  # in the image's folder: the machine's boot id under which it did not boot with KVM
+_NO_KVM = "no-kvm"  # file in the image's folder: the boot of this machine in which the image did not boot under KVM
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +22,26 @@ class SavedState:
 
     @classmethod
     def of(cls, image: XenImage, shape: Shape) -> SavedState:
-        """Return the location of the state of such a machine, existing or not."""
+        """Return the saved state of this image and shape, existing or not."""
         return cls(image.folder / f"state-{shape.key()}")
 
     @property
     def memory(self) -> Path:
-        """Its memory and devices, compressed; written last."""
+        """The machine's memory and devices, compressed; this file is written last."""
         return self.folder / "memory.zst"
 
     @property
     def disk(self) -> Path:
-        """Its disk, an overlay of the image's; it is not written to any more."""
+        """The machine's disk, an overlay of the image's disk; it is not written to any more."""
         return self.folder / "disk.qcow2"
 
     def there(self) -> bool:
-        """Whether it is complete."""
+        """Whether the state is complete."""
         return self.memory.exists()
 
 
 def accelerators(image: XenImage) -> tuple[Accelerator, ...]:
-    """Return the accelerators to try, the best first, as /dev/kvm alone does not prove that Xen boots under it."""
+    """Return the accelerators to try, the fastest first; /dev/kvm alone does not prove that Xen boots under KVM."""
     return ("kvm", "tcg") if _KVM.exists() and _read(image) != _this_boot() else ("tcg",)
 
 

@@ -1,1 +1,1 @@
-"""The experiments, one module each; `registry` finds them by name."""
+"""The built-in experiments, one per module; `registry` finds them by name."""

@@ -1,4 +1,4 @@
-"""The time of a command that does nothing, from the controller to a node's agent and back."""
+"""The round-trip time of an empty command from the controller to a node's agent and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PINGS = 50
 
 
 class BusLatency(Experiment):
-    """Round trips over the broker while nothing else goes on."""
+    """Round-trip times through the broker while the lab is idle."""
 
     name = "bus"
     about = "round trip of an empty command"
@@ -31,20 +31,20 @@ class BusLatency(Experiment):
     order = 70
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:  # noqa: ARG002  # nothing is varied
-        """Nothing is varied; the nodes are taken in turn."""
+        """Return a single empty condition: each trial pings all nodes in turn."""
         return [{}]
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:  # noqa: ARG002  # always the same
-        """Return about how long a trial takes."""
+        """Return the approximate duration of a trial in seconds."""
         return 0.5
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:  # noqa: ARG002  # nothing is varied
-        """Ping every node."""
+        """Ping the nodes in turn."""
         nodes = len(lab.facts)
         return [{"round_trip_s": await lab.ping(index % nodes)} for index in range(_PINGS)]
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return the median and the 99th percentile: a tail is no error, so its outliers are not listed."""
+        """Return the median and the 99th percentile; outliers are not listed, as a tail of latencies is no error."""
         found = Quantities(trials)
         round_trips = column(trials, "round_trip_s")
         found.median("bus_round_trip_s", "s", round_trips, {}, listed=False)
@@ -82,7 +82,7 @@ class BusLatency(Experiment):
             legend_above(figure, axes, 2)
 
         caption = (
-            "Share of commands that do nothing whose answer came within x, logarithmic; median "
+            "Empirical distribution of the round-trip times of empty commands (logarithmic axis): median "
             f"{interval_words(series.middle, unit)}, 99 % within {tail[-1][1]:.3g} {unit}, slowest {values.max():.3g} "
             f"{unit}. {count_words(rows)}."
         )

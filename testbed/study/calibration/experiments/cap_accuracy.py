@@ -1,4 +1,4 @@
-"""The accuracy of caps: CPU time requested against used, over windows from one period of a cap to a hundred."""
+"""The accuracy of caps: used against requested CPU time, over windows of one to a hundred periods of a cap."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 WINDOWS_S = (0.1, 1.0, 10.0)
 _EVERY_S = 0.02
 _SETTLE_S = 0.3  # three periods of a cap
-_ITERATION_S = 0.1  # several threads wait for each other at its end, so it is long
-# (cap, longest window): long windows take most of the time, so the extremes have them
+_ITERATION_S = 0.1  # long, because several threads wait for each other at the end of an iteration
+# (cap, longest window in s): only the extreme caps have long windows, because these take most of the time
 _FULL = ((0.05, 10.0), (0.25, 1.0), (0.5, 1.0), (0.75, 1.0), (0.95, 10.0))
 _FULL_SEVERAL = ((0.25, 1.0), (0.9, 10.0))
 _QUICK = ((0.1, 1.0), (0.5, 1.0), (0.9, 1.0))
@@ -54,7 +54,7 @@ _P95, _WORST = "p95_error_frac", "worst_error_frac"
 
 
 class CapAccuracy(Experiment):
-    """One guest that could use more at each cap, watched for a little longer than the longest window."""
+    """One guest with unlimited CPU demand at each cap, watched for slightly longer than the longest window."""
 
     name = "cap-accuracy"
     about = "CPU time requested by a cap against used, over windows of 0.1, 1 and 10 s"
@@ -66,9 +66,9 @@ class CapAccuracy(Experiment):
         return why_no_caps(lab)
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Caps from 5 to 95 % of the guest's virtual CPUs, as far as a node has cores for them.
+        """Return caps from 5 to 95 % of the guest's virtual CPUs for which a node has enough cores.
 
-        `longest_window_s` says which windows a trial has: all of `WINDOWS_S` up to that one.
+        A trial has all windows of `WINDOWS_S` up to `longest_window_s`.
         """
         one, several = (_QUICK, _QUICK_SEVERAL) if quick else (_FULL, _FULL_SEVERAL)
         room = usable_cores(lab) + 1e-9
@@ -85,10 +85,10 @@ class CapAccuracy(Experiment):
         return first_progress_s(lab) + _SETTLE_S + _for_s(float(condition["longest_window_s"]))
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Return one observation per window: `used_cores` is the median over all windows of that length.
+        """Return one observation per window length: `used_cores` is the median over all windows of that length.
 
-        `worst_error_frac` and `p95_error_frac` are errors of single windows, of either sign, in parts of the guest's
-        virtual CPUs (as `cap_frac` is); `windows` overlap. `read_back_cores` is the cap as the node reads it back.
+        `worst_error_frac` and `p95_error_frac` are absolute errors of single windows, as fractions of the guest's
+        virtual CPUs (as `cap_frac` is). The `windows` overlap. `read_back_cores` is the cap that the node read back.
         """
         facts = LabFacts(lab.scenario, lab.facts)
         vcpus, longest_s = int(condition["vcpus"]), float(condition["longest_window_s"])
@@ -121,9 +121,10 @@ class CapAccuracy(Experiment):
         return found
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return errors of used against requested CPU time, in percentage points of the CPUs of the guest.
+        """Return errors of used against requested CPU time, in percentage points of the guest's CPUs.
 
-        An observation is the median over the windows of a trial; the worst window of all is shown beside them.
+        An observation is the median over the windows of a trial. The largest error of all single windows is a quantity
+        of its own.
         """
         found = Quantities(trials)
         sizes: dict[float, Column] = {}
@@ -151,7 +152,7 @@ class CapAccuracy(Experiment):
         return found
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
-        """Judge caps in fractions of the guest's CPUs, over the longest window: decisions of policies last seconds."""
+        """Judge errors as fractions of the guest's CPUs, over the longest window, as decisions hold for seconds."""
         longest: dict[tuple[Value | None, Value | None], Quantity] = {}
         for quantity in quantities.named("cap_error_points"):  # windows come from the shortest to the longest
             longest[quantity.condition.get("vcpus"), quantity.condition.get("cap_frac")] = quantity
@@ -175,8 +176,8 @@ class CapAccuracy(Experiment):
         return (Headline(f"{longest.value:.2g}", "points", label),)
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return used less requested CPU against the request, a panel for each window length."""
-        name, title = "calibration_caps", "Caps: used less requested, by window"
+        """Return a chart of used minus requested CPU time against the request, with one panel per window length."""
+        name, title = "calibration_caps", "Cap error: used minus requested CPU time, by window"
         rows = _errors(measured)
         if not rows:
             return [measured.absent(name, title)]
@@ -211,26 +212,26 @@ class CapAccuracy(Experiment):
         said = []
         for (window_s,), own in windows.items():
             size = [Row(row.trial, {"size": abs(row.number(_POINTS) or 0.0)}) for row in own]
-            words = f"{float(window_s):g} s: median |error| {interval_words(middle(size, 'size'), '')}"
+            words = f"{float(window_s):g} s windows: median |error| {interval_words(middle(size, 'size'), '')}"
             worst = _single(own, _WORST)
             said.append(f"{words}, worst single window {worst:.3g}" if worst > 0.0 else words)
         caption = (
-            "CPU time used over a window less the cap times the window, in percentage points of the guest's CPUs, by "
-            "the finest counter that the driver has. One dot a trial, the median of its windows of that length; pale "
-            "bars: 95 % of single windows are within, by the median trial. Each panel has its own scale. Error in "
-            f"points: {'; '.join(said)}. {count_words(rows)}."
+            "CPU time used over a window minus the cap times the window, in percentage points of the guest's CPUs, by "
+            "the finest counter of the driver. One dot per trial: the median of its windows of that length. Pale bars: "
+            "range of 95 % of single windows in the median trial. Each panel has its own scale. Errors in points: "
+            f"{'; '.join(said)}. {count_words(rows)}."
         )
         alt = f"Cap errors in points: {'; '.join(said)}"
         return [Chart(name, title, caption, alt, sized(draw), wide=True)]
 
 
 def _for_s(longest_window_s: float) -> float:
-    """Return how long to watch: two windows if that is not long, and some slides of the longest."""
+    """Return the seconds to watch: at least 2.2, and enough for several positions of the longest sliding window."""
     return max(2.2, longest_window_s * 1.02 + 0.2)
 
 
 def _windows(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, float, Mapping[str, Value]]]:
-    """Yield the trial, the nominal window and the observation of each: windows are as long as the clock made them."""
+    """Yield trial, nominal window in seconds, and observation of each window; real lengths differ slightly."""
     for outcome in outcomes:
         for observation in outcome.observations:
             window_s = number(observation, "window_s")
@@ -239,7 +240,7 @@ def _windows(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, float, Mapping[
 
 
 def _errors(measured: Measured) -> list[Row]:
-    """Return windows with their error in percentage points of the guest's CPUs, and their length in two digits."""
+    """Return windows with their error in percentage points of the guest's CPUs, and their length to two digits."""
     found = []
     for row in measured.rows("window_s", "requested_cores", "used_cores"):
         vcpus = row.number("vcpus") or 1.0
@@ -254,12 +255,12 @@ def _errors(measured: Measured) -> list[Row]:
 
 
 def _single(rows: list[Row], name: str) -> float:
-    """Return the greatest of errors of single windows, in points; 0 where trials hold none."""
+    """Return the largest error of single windows in percentage points; 0 if the trials have none."""
     return 100.0 * max((row.number(name) or 0.0 for row in rows), default=0.0)
 
 
 def _single_windows(axes: Axes, rows: list[Row], sizes: int) -> None:
-    """Draw the range that 95 % of single windows are in."""
+    """Draw the range of 95 % of single windows."""
     for mark, own in enumerate(groups(having(rows, _P95), "vcpus").values()):
         for (asked,), same in groups(own, "asked_percent").items():
             within = 100.0 * middle(same, _P95).value

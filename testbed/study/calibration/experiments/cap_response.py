@@ -1,4 +1,4 @@
-"""The delay from the command that sets a cap until a guest uses what the cap allows."""
+"""The response time of caps: from the command that sets a cap until the guest's CPU use equals the cap."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from testbed.study.report.page.style import Absent, Chart
 
 _EVERY_S = 0.01
 _SETTLE_S = 0.5
-_HOLDS_S = 1.13  # the new cap, each time; no multiple of a cap's period of 100 ms, so that changes fall anywhere in it
+_HOLDS_S = 1.13  # duration of the new cap; no multiple of a cap's period of 100 ms, so that changes hit all its phases
 _BACK_S = 0.61
 _CHANGES = 3
 _ITERATION_S = 0.1
-_PAIRS = ((0.1, 0.6), (0.6, 0.1))  # not near a whole core, which a busy machine may not have to give
+_PAIRS = ((0.1, 0.6), (0.6, 0.1))  # well below a whole core, which a busy machine may not have
 
 
 class CapResponse(Experiment):
-    """One guest whose cap is changed from one value to another, and back, three times."""
+    """One guest whose cap is changed from one value to another and back, three times."""
 
     name = "cap-response"
-    about = "time from the command that changes a cap until the guest uses what it allows"
+    about = "time from the command that changes a cap until the guest's CPU use equals the new cap"
     section = "CPU caps"
     order = 100
 
@@ -51,7 +51,7 @@ class CapResponse(Experiment):
         return why_no_caps(lab)
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Up and down, in parts of the guest's virtual CPUs; a node with fewer cores goes up to what it has."""
+        """Return a raise and a cut, as fractions of the guest's virtual CPUs, limited to the node's usable cores."""
         room = usable_cores(lab)
         found: list[Observation] = []
         for vcpus in vcpu_counts(lab)[: 1 if quick else None]:
@@ -68,11 +68,11 @@ class CapResponse(Experiment):
         return (6.0 if lab.able("whole") else 1.0) + _watch_s()
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Return one observation per change of the cap that the guest followed; raises `RunError` if none was.
+        """Return one observation per change of the cap that the guest followed; raises `RunError` if it followed none.
 
-        `command_s` is from the begin of the command to its end, by the node's agent; `response_s`, from that begin on,
-        is defined by `calibration.watched.response_s`. `changes` says how many there were in the trial, so that changes
-        which were never followed are not lost; `read_back_cores` is the new cap as the node reads it back.
+        `command_s` is from the begin of the command to its end, by the node's agent. `response_s` is from the same
+        begin, as `calibration.watched.response_s` defines it. `changes` is the number of changes in the trial, so that
+        the changes without a response can be counted. `read_back_cores` is the new cap that the node read back.
         """
         facts = LabFacts(lab.scenario, lab.facts)
         vcpus = int(condition["vcpus"])
@@ -106,13 +106,13 @@ class CapResponse(Experiment):
                 )
         if not found:
             raise RunError(
-                f"guest {guest}: within {_HOLDS_S:g} s of none of {_CHANGES} changes did it use the {to_cores:g} cores "
-                "of its new cap, and went on so"
+                f"guest {guest}: its CPU use followed none of {_CHANGES} changes: expected {to_cores:g} cores, the new "
+                f"cap, within {_HOLDS_S:g} s"
             )
         return found
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return the response by the change, and how long the command takes."""
+        """Return the response time by the change, and the duration of the command."""
         found = Quantities(trials)
         for condition, some in by_condition(trials, "from_frac", "to_frac", "vcpus"):
             found.median("cap_response_s", "s", column(some, "response_s"), condition)
@@ -120,8 +120,8 @@ class CapResponse(Experiment):
         return found
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return how long after a command the new cap was felt, by the change."""
-        name, title = "calibration_response", "Caps: how soon a change is felt"
+        """Return a strip chart of the response time of a new cap, by the change."""
+        name, title = "calibration_response", "Response time of a cap change"
         rows = measured.rows("response_s")
         if not rows:
             return [measured.absent(name, title)]
@@ -136,8 +136,9 @@ class CapResponse(Experiment):
         commands = Series("", having(rows, "command_s"), "command_s", factor=1e3)
         command = f" The command itself takes {interval_words(commands.middle, 'ms')}." if commands.rows else ""
         caption = (
-            "Milliseconds until CPU use has gone to the new cap, as shares of the guest's CPUs, one dot a change, with "
-            "the median and its 95 % interval over trials; no shorter than one sample of the watch can be told apart."
+            "Milliseconds from the command until the CPU use equals the new cap; caps in % of the guest's CPUs. One "
+            "dot per change, with the median and its 95 % interval over trials; the resolution is one sample of the "
+            "watch."
             f"{command} {count_words(rows)}.{_lost(rows)}"
         )
         alt = f"Responses to a new cap: median {1e3 * float(np.median(values_of(rows, 'response_s'))):.3g} ms"
@@ -150,8 +151,8 @@ def _watch_s() -> float:
 
 
 def _lost(rows: list[Row]) -> str:
-    """Note how many changes were never observed to be followed, so that the others do not represent all."""
+    """Return a sentence on the number of changes without a response, because the others do not represent these."""
     changes = {row.trial: row.number("changes") for row in rows}
     done = sum(int(count) for count in changes.values() if count is not None)
     lost = done - len(rows)
-    return f" Of {done} changes {lost} were not seen to be followed." if done and lost > 0 else ""
+    return f" {lost} of {done} changes had no response within their time." if done and lost > 0 else ""

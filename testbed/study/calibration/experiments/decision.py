@@ -1,4 +1,4 @@
-"""The time that policies take to decide, on this controller, in the form of their code that a run would use."""
+"""The decision time of policies on this controller, with the same code (compiled or not) as in a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _POLICIES = (
     "Greedy */OPT=MIN", "GreedyPM */per/OPT=MIN/MINVT=600", "MCB8 */per/OPT=MIN/MINVT=600", "EASY",
 )  # fmt: skip
-_JOBS_A_NODE = 2  # running and waiting: more than fit, so that a policy has to choose
+_JOBS_A_NODE = 2  # running and waiting jobs per node: more than fit, so that a policy has to choose
 _NODES = (2, 16, 128)
 _REPEATS = 5
 _NOW_S = 7200.0
@@ -44,9 +44,9 @@ _SEED = 1
 
 
 class Decision(Experiment):
-    """The decision on a job that was just submitted, at the instant of a periodic pass where the policy has such.
+    """The decision on a job that was just submitted, at the instant of a periodic pass if the policy has such passes.
 
-    A cluster is full under the policy itself: jobs of 1 to 8 tasks have come, and it has decided on them once.
+    The cluster is full with jobs of 1 to 8 tasks, which the same policy has placed in one earlier decision.
     """
 
     name = "decision"
@@ -55,7 +55,7 @@ class Decision(Experiment):
     order = 80
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Return a few policies, those of the scenario among them, on clusters of this lab's size and of others'."""
+        """Return a few policies, including the scenario's, on clusters of this lab's size and of other sizes."""
         own = [parse(name, lab.scenario.period_s).name for name in lab.scenario.policy]
         policies = dict.fromkeys(own if quick else (*own, *_POLICIES))
         sizes = sorted({len(lab.facts), *((_NODES[-1],) if quick else _NODES)})
@@ -64,13 +64,13 @@ class Decision(Experiment):
         ]
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:  # noqa: ARG002  # no node takes part
-        """Return about how long a trial takes."""
+        """Return the approximate duration of a trial in seconds."""
         return 0.02 + int(condition["nodes"]) / 500
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Do one trial; its view is the same in each. The first decision is discarded."""
+        """Do one trial with the same view as all others of its condition; the first decision is discarded."""
         if can_load():
-            use_compiled()  # as a run does that finds the machine code; at once if it was done before
+            use_compiled()  # as in a run with cached machine code; returns at once if it is already loaded
         name, period_s = str(condition["policy"]), lab.scenario.period_s
         view, event = moment(name, period_s, int(condition["jobs"]), int(condition["nodes"]))
         policy = parse(name, period_s)
@@ -91,8 +91,8 @@ class Decision(Experiment):
         return found
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return the time to decide against the number of jobs."""
-        name, title = "calibration_decision", "Time to decide"
+        """Return a chart of the decision time against the number of jobs."""
+        name, title = "calibration_decision", "Decision time of policies"
         rows = measured.rows("decide_s", "jobs")
         if not rows:
             return [measured.absent(name, title)]
@@ -101,7 +101,7 @@ class Decision(Experiment):
         sizes = groups(rows, "nodes", "jobs")
 
         def draw(figure: Figure) -> None:
-            axes = single_axes(figure, "jobs in the system", f"time to decide ({unit})")
+            axes = single_axes(figure, "jobs in the system", f"decision time ({unit})")
             for mark, ((policy,), own) in enumerate(policies.items()):
                 shift = 1.0 + 0.07 * (mark - 0.5 * (len(policies) - 1))
                 x = values_of(own, "jobs") * shift * (1.0 + 0.05 * spread(len(own)))
@@ -123,21 +123,21 @@ class Decision(Experiment):
 
         slowest = max(rows, key=lambda row: row.number("decide_s") or 0.0)
         caption = (
-            "Wall time of one call of the policy, one dot a call, lines through medians, bars their 95 % intervals "
-            f"over trials; both axes logarithmic. Slowest: {slowest.values.get('policy')} with "
+            "Wall time of one decision of a policy (logarithmic axes); one dot per decision, lines through the "
+            f"medians, bars: their 95 % intervals over trials. Slowest: {slowest.values.get('policy')} with "
             f"{slowest.values.get('jobs')} jobs, {factor * (slowest.number('decide_s') or 0.0):.3g} {unit}. "
             f"Jobs on nodes: {', '.join(f'{jobs} on {nodes}' for nodes, jobs in sizes)}. {count_words(rows)}."
         )
-        alt = f"Time to decide: median {factor * float(np.median(values_of(rows, 'decide_s'))):.3g} {unit}"
+        alt = f"Decision time: median {factor * float(np.median(values_of(rows, 'decide_s'))):.3g} {unit}"
         return [Chart(name, title, caption, alt, sized(draw), height_in=3.4)]
 
 
 @cache
 def moment(name: str, period_s: float, jobs: int, nodes: int) -> tuple[ClusterView, Event]:
-    """Return a view of `jobs` jobs, the last of which has just come, and that event; the same for the same arguments.
+    """Return a view of `jobs` jobs, of which the last was just submitted, and that event; deterministic.
 
-    Needs are spread as in [RR 5.3.2]: a tenth of the memory for half of the tasks, more for the others; sequential
-    tasks need a quarter of a node's CPU, parallel ones all of it.
+    Needs are distributed as in [RR 5.3.2]: 55 % of the jobs need 0.1 of a node's memory per task, the others more;
+    tasks of serial jobs need a quarter of a node's CPU, those of parallel jobs all of it.
     """
     policy = parse(name, period_s)
     periodic = policy.period_s is not None
@@ -166,7 +166,7 @@ def moment(name: str, period_s: float, jobs: int, nodes: int) -> tuple[ClusterVi
         **{name: getattr(come, name)[:-1] for name in _ROWS},
         task_node=come.task_node[: -int(tasks[-1])],
     )
-    ids = () if periodic else tuple(before.job_id.tolist())  # a pass maps all jobs again, whenever they were submitted
+    ids = () if periodic else tuple(before.job_id.tolist())  # a periodic pass maps all jobs, not only submitted ones
     decided = policy.decide(before, Event(submitted=ids, periodic=periodic))
     runs = np.append(decided.yield_frac > 0.0, False)
     task_node = come.task_node.copy()

@@ -1,4 +1,4 @@
-"""Durations of small commands: new caps, hold, release."""
+"""Round-trip times of small commands: cap, hold and release."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from testbed.study.report.page.style import Absent, Chart
 
 _COMMANDS = ("cap", "hold", "release")
 _REPEATS = 8
-_YIELDS = (0.5, 1.0)  # in turn, so that every order changes something
+_YIELDS = (0.5, 1.0)  # alternating, so that every command changes the cap
 
 
 class Enactment(Experiment):
-    """Orders to a job of one or several independent tasks on one node, from the order to the last answer.
+    """Commands to a job of one or several independent tasks on one node: time from the command to the last answer.
 
-    A cap is read back from the kernel by then. A process stands still at the end of its iteration, so that its `hold`
-    takes a part of one; a virtual machine is stopped where it is.
+    The answer to a cap contains the value that was read back from the kernel. A process stops at the end of its
+    iteration, so that its `hold` takes a part of an iteration; a virtual machine stops at once.
     """
 
     name = "enactment"
@@ -43,11 +43,11 @@ class Enactment(Experiment):
     order = 60
 
     def why_not(self, lab: LabFacts) -> str:
-        """Return why no guest can be ordered about here."""
+        """Return the reason why guests cannot be started or capped on this lab, or an empty text."""
         return lacks(lab, "start") or lacks(lab, "cap")
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:  # noqa: ARG002  # few and short
-        """Return each command for one guest, and for as many as fit."""
+        """Return each command for one guest, and for the largest number of guests that fits."""
         most = max(n for n in range(1, MOST_CONCURRENT + 1) if n == 1 or most_mib(lab, n) >= least_mib(lab))
         several = ("cap",) if emulated(lab) else _COMMANDS
         found: list[Observation] = [{"command": command, "guests": 1} for command in _COMMANDS]
@@ -56,11 +56,11 @@ class Enactment(Experiment):
         return found
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
-        """Return about how long a trial takes."""
+        """Return the approximate duration of a trial in seconds."""
         return 1.5 + boot_s(lab) * sqrt(float(condition["guests"]))
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Do one trial: the order some times over, of which the first is thrown away."""
+        """Do one trial: the command several times, of which the first is discarded."""
         facts = lab_of(lab)
         job = lab.job(
             memory_mib=least_mib(facts),
@@ -74,15 +74,15 @@ class Enactment(Experiment):
         return [{"round_trip_s": one_s} for one_s in took_s[1:]]
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return the median of each condition; a tail is no error, so outliers are not listed."""
+        """Return the median of each condition; outliers are not listed, because a tail of latencies is no error."""
         found = Quantities(trials)
         for condition, some in by_condition(trials, "command", "guests"):
             found.median("enactment_s", "s", column(some, "round_trip_s"), condition, listed=False)
         return found
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return round trips by command and number of guests."""
-        name, title = "calibration_enactment", "Enactment of a command"
+        """Return a strip chart of round-trip times by command and number of guests."""
+        name, title = "calibration_enactment", "Round-trip times of cap, hold and release"
         rows = measured.rows("round_trip_s")
         if not rows:
             return [measured.absent(name, title)]
@@ -98,8 +98,8 @@ class Enactment(Experiment):
         ]  # fmt: skip
         words = listed(series, unit)
         caption = (
-            "From the command to the last answer, through the bus, one dot a command, with the median and its 95 % "
-            f"interval over trials; logarithmic. {words}. {count_words(rows)}."
+            "Time from the command to the last answer through the bus (logarithmic axis); one dot per command, with "
+            f"the median and its 95 % interval over trials. {words}. {count_words(rows)}."
         )
         return [strip_chart(name, title, caption, words, series, f"round trip ({unit})", log=True)]
 

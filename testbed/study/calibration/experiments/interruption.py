@@ -1,4 +1,4 @@
-"""Jobs that are saved and restored, step by step."""
+"""Save and restore of jobs with measurements of each step, for several experiments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SKEWS = ("hold_skew_s", "release_skew_s")
 async def interrupt(
     specimens: Sequence[LabJob], *, store: str = "", cold: bool = False, nodes: Sequence[int] | None = None
 ) -> list[Observation]:
-    """Save running jobs side by side and restore them so, on `nodes` if given; return what each took and felt.
+    """Save running jobs at once and restore them at once, on `nodes` if given; return one observation per job.
 
-    What the images need to get to other nodes is part of `pause_s`. Skews are those of a job's guests.
+    The transfer of images to other nodes is part of `pause_s`. Skews are between the guests of a job.
     """
     loop = asyncio.get_running_loop()
     paces = await together([Pace.of(specimen) for specimen in specimens])
@@ -37,7 +37,7 @@ async def interrupt(
     async def restore(specimen: LabJob, observation: Observation, saved_s: float) -> Observation:
         pause_s = loop.time() - saved_s
         restored = await specimen.restore(cold=cold)
-        if restored.cached_frac >= 0.0:  # not so for NaN
+        if restored.cached_frac >= 0.0:  # False for NaN, which means unknown
             observation["cached_frac"] = restored.cached_frac
         return {
             **observation,

@@ -1,4 +1,4 @@
-"""The cost of neighbours for a capped guest: caches and memory bandwidth are shared although the CPU is not."""
+"""The effect of neighbours on a capped guest: caches and memory bandwidth are shared, although CPU time is not."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _ITERATION_S = 0.005
 
 
 class Isolation(Experiment):
-    """One guest at a cap: alone, next to neighbours that compute at the same cap, and alone again."""
+    """One guest at a cap: alone, with neighbours that compute at the same cap, and alone again."""
 
     name = "isolation"
-    about = "rate of progress of a guest at its cap, next to neighbours relative to alone"
+    about = "rate of progress of a capped guest with neighbours, relative to its rate alone"
     section = "Progress"
     order = 120
 
@@ -41,9 +41,9 @@ class Isolation(Experiment):
         return why_no_caps(lab)
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """As many neighbours as fit, a single one with greater caps, and none, which shows the resolution.
+        """Return as many neighbours as fit, one neighbour with higher caps, and none, which shows the resolution.
 
-        All caps together fit the cores of a node, and all guests its memory.
+        The sum of all caps fits the cores of a node, and all guests fit its memory.
         """
         most = min(_MOST, most_guests(lab) - 1)
         crowded = _cap(lab, most + 1)
@@ -59,9 +59,9 @@ class Isolation(Experiment):
         return first_progress_s(lab) * (1 + int(condition["neighbours"])) + 3 * (_WINDOW_S + SETTLE_S + 0.5)
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Return one observation: `alone_units_per_s` is the mean of the rates before neighbours came and after.
+        """Return one observation: `alone_units_per_s` is the mean of the rates before and after the neighbours' time.
 
-        `drift_frac` is how much greater the second was than the first. `relative_used` is the CPU time used next to
+        `drift_frac` is the relative increase from the first to the second. `relative_used` is the CPU time used with
         neighbours relative to alone: it distinguishes a smaller share from slower work.
         """
         facts = LabFacts(lab.scenario, lab.facts)
@@ -99,7 +99,7 @@ class Isolation(Experiment):
         return found
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
-        """Judge the rates beside neighbours; the rate without any is what can be resolved."""
+        """Judge the rates with neighbours; the rate without neighbours shows the resolution and is not judged."""
         statement = "The share of one task does not depend on what its neighbours on the node do."
         deviations = [
             Deviation(
@@ -112,8 +112,8 @@ class Isolation(Experiment):
         return {"isolation": judged(statement, "[RR 2.1]", deviations)}
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return the rate of a capped guest beside busy neighbours, relative to its rate alone."""
-        name, title = "calibration_isolation", "Isolation: beside busy neighbours"
+        """Return a strip chart of the rate of a capped guest with busy neighbours, relative to its rate alone."""
+        name, title = "calibration_isolation", "Isolation: rate with busy neighbours"
         rows = measured.rows("relative_rate")
         if not rows:
             return [measured.absent(name, title)]
@@ -127,13 +127,13 @@ class Isolation(Experiment):
         ]  # fmt: skip
         words = listed(series, "%")
         caption = (
-            "Rate of progress of a guest under a cap while neighbours on its node use all that they may, relative to "
-            "the same guest under the same cap alone, one dot a trial, with the median and its 95 % interval over "
+            "Rate of progress of a capped guest while neighbours on its node use all CPU time of their caps, relative "
+            "to the same guest with the same cap alone; one dot per trial, with the median and its 95 % interval over "
             f"trials. {words}. {count_words(rows)}."
         )
         return [strip_chart(name, title, caption, words, series, "rate (% of the rate alone)", around=100.0)]
 
 
 def _cap(lab: LabFacts, guests: int) -> float:
-    """Return the part of one virtual CPU that each of so many guests gets."""
+    """Return the cap of each of so many guests, in cores."""
     return min(1.0, down(usable_cores(lab) / guests))

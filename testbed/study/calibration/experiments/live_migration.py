@@ -1,4 +1,4 @@
-"""The time of live migrations from one node to another, and the felt time of guests."""
+"""The duration of live migrations from one node to another, and the felt time of guests."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 _PHASES = (
     ("live_migration", "migrate_s", "whole migration"),
     ("live_downtime", "downtime_reported_s", "downtime, as reported"),
-    ("live_felt", "felt_s", "felt: progress that was lost"),
+    ("live_felt", "felt_s", "felt: lost progress"),
 )
 
 
 class LiveMigration(Experiment):
-    """Guests from the first node to the second, side by side.
+    """Concurrent live migrations of guests from the first node to the second.
 
-    They compute on little memory, so that what they dirty is next to nothing: a job that writes all of its memory over
-    and over takes longer, or never converges.
+    The guests compute on little memory, so that they dirty few pages. A job that keeps writing all of its memory takes
+    longer, or never converges.
     """
 
     name = "live-migration"
@@ -64,7 +64,7 @@ class LiveMigration(Experiment):
     order = 40
 
     def why_not(self, lab: LabFacts) -> str:
-        """Return why guests cannot migrate here."""
+        """Return the reason why guests cannot migrate live on this lab, or an empty text."""
         if why := lacks(lab, "live", nodes=2):
             return why
         try:
@@ -75,21 +75,21 @@ class LiveMigration(Experiment):
         return ""
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Return those of all experiments that take guests to another node."""
+        """Return the common conditions of experiments that move guests to another node."""
         return conditions(lab, quick=quick)
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
-        """Return about how long a trial takes."""
+        """Return the approximate duration of a trial in seconds."""
         each_s = boot_s(lab) + float(condition["memory_mib"]) / 100
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["concurrent"]))
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Do one trial; one observation a guest.
+        """Do one trial; return one observation per guest.
 
-        `migrate_s` is all of it as a run counts it, until the guest was taken over at its new node; `reported_s` and
-        `downtime_reported_s` are the hypervisor's. What the guest felt holds the time for which it stood still and for
-        which it was slower, on its way and in its first second there. It is below 0 where the guest got more than its
-        cap allows on its way.
+        `migrate_s` is the whole migration as a run counts it, until the agent of the new node has adopted the guest.
+        `reported_s` and `downtime_reported_s` are from the hypervisor. `felt_s` includes the downtime, and the lost
+        progress of a slower guest, during the migration and in the first second after it. It is negative if the guest
+        got more CPU time than its cap during the migration.
         """
         async with group(guests_of(lab, condition)) as specimens:
             await together([specimen.start() for specimen in specimens])
@@ -99,18 +99,18 @@ class LiveMigration(Experiment):
         return [{**asdict(each), "felt_s": felt_s} for each, felt_s in zip(moved, felt, strict=True)]
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return fits over memory and guests at once: the whole, the reported downtime, and what guests felt."""
+        """Return fits over memory and guests at once: the whole migration, the reported downtime, and the felt time."""
         found = Quantities(trials)
         for name, observed, _label in _PHASES:
             found.times(name, trials, [observed], {})
         return found
 
     def headlines(self, measured: Measured) -> Sequence[Headline]:
-        """Return the median of what guests felt."""
-        return median_headline(measured.rows("felt_s"), "felt_s", "felt of a live migration, median")
+        """Return the median felt time."""
+        return median_headline(measured.rows("felt_s"), "felt_s", "felt time of a live migration, median")
 
     def penalties(self, measured: Measured) -> Sequence[Series]:
-        """Return what single guests felt, as far as that is above 0, by memory."""
+        """Return the positive felt times of single guests, by memory."""
         felt = [row for row in measured.rows("felt_s") if (row.number("felt_s") or 0.0) > 0.0]
         alone = [row for row in felt if row.number("concurrent") in {None, 1.0}]
         return [
@@ -119,13 +119,13 @@ class LiveMigration(Experiment):
         ]
 
     def clocks(self, measured: Measured) -> Sequence[Clocks]:
-        """Return the downtime by the hypervisor against what guests felt."""
+        """Return the hypervisor's downtime against the felt time."""
         rows = measured.rows("downtime_reported_s", "felt_s")
         down_s, felt_s = values_of(rows, "downtime_reported_s"), values_of(rows, "felt_s")
         return [Clocks("Live migration", "hypervisor: downtime (s)", "job: felt (s)", down_s, felt_s, rows)]
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return elapsed time, reported downtime and what the job felt of live migrations, against memory."""
+        """Return a chart of elapsed time, reported downtime and felt time of live migrations against memory."""
         name, title = "calibration_live", "Live migration against memory"
         rows = wholly_touched(measured.rows("memory_mib", "migrate_s"))
         if not rows:
@@ -142,9 +142,9 @@ class LiveMigration(Experiment):
 
         laws = [f"{phase.label}: {phase.law}" for phase in phases if phase.law]
         caption = (
-            "Wall seconds, one dot a guest. The whole migration is by the controller's clock; downtime is what the "
-            "hypervisor reports; felt is the work that the job did not do meanwhile, by its own count. Lines: the fit, "
-            f"bands: 95 % bootstrap over trials; diamonds: outliers, kept. {count_words(rows)}, all memory touched."
+            "Wall seconds; one dot per guest. The whole migration is by the controller's clock, the downtime is the "
+            "hypervisor's report, and the felt time is lost progress by the job's own count. Lines: the fit; bands: "
+            f"95 % bootstrap over trials; diamonds: outliers, kept in the fit. {count_words(rows)}, all memory touched."
             + (f" m in MiB: {'; '.join(laws)}." if laws else "")
         )
         alt = f"Live migrations: median {np.median(values_of(rows, 'migrate_s')):.3g} s"

@@ -1,4 +1,4 @@
-"""Common parts of experiments that move guests from the first node to the second: their conditions and guests."""
+"""Conditions and guests of experiments that move guests from the first node to the second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.study.calibration.values import Condition, Observation
 
 
 def conditions(lab: LabFacts, *, quick: bool) -> list[Observation]:
-    """Return memory sizes alone, with two guests at once, and with little of the memory touched."""
+    """Return memory sizes of single guests, of two at once, and one with a quarter of the memory touched."""
     alone = levels_mib(lab, 1, 2)
     found = [_condition(mib) for mib in alone]
     if not (quick or emulated(lab)):

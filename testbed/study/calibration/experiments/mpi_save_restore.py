@@ -1,4 +1,4 @@
-"""The cost of saving an MPI job, all ranks at one consistent point, and of restoring it, moved or not."""
+"""The cost of a coordinated save of an MPI job, with all ranks at one consistent point, and of its restore."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -33,7 +33,7 @@ _DRAWN = (("penalty_s", "penalty"), ("felt_s", "felt"), ("release_skew_s", "skew
 
 
 class MpiSaveRestore(Experiment):
-    """A job whose tasks lie on the nodes in turn, restored where it was or with the nodes of its first two swapped."""
+    """A job with its tasks on the nodes in turn, restored on the same nodes or with those of its first two swapped."""
 
     name = "mpi-save-restore"
     about = "coordinated save and restore of MPI jobs over the nodes: memory, tasks, topology, moved or not"
@@ -41,11 +41,11 @@ class MpiSaveRestore(Experiment):
     order = 20
 
     def why_not(self, lab: LabFacts) -> str:
-        """Return why MPI jobs cannot be saved here."""
+        """Return the reason why MPI jobs cannot be saved on this lab, or an empty text."""
         return lacks(lab, "save") or lacks(lab, "mpi", guests=_pair(lab))
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Return jobs of a task on each of up to four nodes (two on a lab of one), and one whose tasks share nodes."""
+        """Return jobs with one task on each of up to four nodes (two tasks on one node), and one with two per node."""
         count, few = len(lab.facts), quick or emulated(lab)
         pair = _pair(lab)
         moves = (0, 1) if count > 1 else (0,)
@@ -59,15 +59,15 @@ class MpiSaveRestore(Experiment):
         return found
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
-        """Return about how long a trial takes."""
+        """Return the approximate duration of a trial in seconds."""
         each_s = 2 * boot_s(lab) + float(condition["memory_mib"]) / 100
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["tasks"]) / 2)
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Do one trial; one observation of the job, whose phases end with its slowest guest.
+        """Do one trial; return one observation of the job, whose phases end with its slowest guest.
 
-        The felt time of the job comes from the progress of its first task; `pause_s` holds the transfer of images if it
-        moved.
+        The felt time of the job is from the progress of its first task. `pause_s` includes the transfer of images if
+        the job moved.
         """
         tasks, count = int(condition["tasks"]), len(lab.facts)
         nodes = placed(tasks, count)
@@ -84,7 +84,7 @@ class MpiSaveRestore(Experiment):
             return await interrupt([job], nodes=swapped if condition["moved"] else None)
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return the parts of a rescheduling, and how far apart the ranks of a job are held and released."""
+        """Return the parts of a rescheduling, and the skews between the ranks of a job in hold and release."""
         found = Quantities(trials)
         for condition, some in by_condition(trials, "tasks", "topology", "moved"):
             for name in ("save", "restore", "penalty", "felt"):
@@ -94,15 +94,15 @@ class MpiSaveRestore(Experiment):
         return found
 
     def penalties(self, measured: Measured) -> Sequence[Series]:
-        """Return the penalty by the memory and the number of tasks."""
+        """Return the penalties by memory and number of tasks."""
         return [
             Series(f"{tasks} tasks of {memory_mib} MiB", own, "penalty_s", 3)
             for (memory_mib, tasks), own in groups(measured.rows("penalty_s"), "memory_mib", "tasks").items()
         ]
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return what a rescheduling costs a job of several tasks that exchange messages."""
-        name, title = "calibration_mpi", "Jobs of several tasks that exchange messages"
+        """Return a strip chart of the costs of a rescheduling of MPI jobs."""
+        name, title = "calibration_mpi", "Coordinated save and restore of MPI jobs"
         rows = measured.rows("penalty_s")
         if not rows:
             return [measured.absent(name, title)]
@@ -116,11 +116,12 @@ class MpiSaveRestore(Experiment):
             named.append(Series(f"{size}{tasks} × {topology}, {where}", own, "penalty_s", mark))
         observed = [(key, label) for key, label in _DRAWN if having(rows, key)]
         words = listed(named, "s")
-        size = "" if several else f"{rows[0].values.get('memory_mib')} MiB a task. "
+        size = "" if several else f"{rows[0].values.get('memory_mib')} MiB per task. "
         caption = (
-            f"{size}All tasks are held at one barrier, saved, restored (where the first two swap nodes, after a "
-            "transfer) and released together; one dot a job, with the median and its 95 % interval over trials. Felt "
-            f"is progress lost by the job's own count. Median penalty, {words}. {count_words(rows)}."
+            f"{size}All tasks are held at one barrier, saved, restored and released together; if the first two tasks "
+            "swap nodes, their images are transferred before the restore. Wall seconds; one dot per job, with the "
+            "median and its 95 % interval over trials. Felt: lost progress by the job's own count. "
+            f"Median penalty: {words}. {count_words(rows)}."
         )
         return [strip_panels(name, title, caption, f"Penalty: {words}", named, observed)]
 

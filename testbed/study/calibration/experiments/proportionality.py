@@ -1,4 +1,4 @@
-"""Whether a job slows down in proportion to its yield, as the papers assume [RR 2.2]."""
+"""The rate of progress of jobs at each yield; the papers assume that it is proportional to the yield [RR 2.2]."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -42,15 +42,15 @@ _PARALLEL_ITERATION_S = 0.02
 _TALKING_ITERATION_S = 0.005
 _TALKING_BYTES = 65536
 _MOST_TASKS = 4
-# iterations in a window, at least: guests of their own kernel report their progress at any time, in whole iterations;
-# others report it at the end of one
+# least numbers of iterations in a window: guests with a kernel of their own report progress at any time, but in whole
+# iterations, so they need more than guests that report at the end of an iteration
 _WHOLE_ITERATIONS = 20
 _ITERATIONS = 10
 _SHAPE = ("kind", "tasks", "topology", "message_bytes", "iteration_s")
 
 
 class Proportionality(Experiment):
-    """A fresh job per trial, taken through all yields in a random order, between two samples of its dedicated rate."""
+    """A fresh job per trial that runs at all yields in random order, between two measurements of its dedicated rate."""
 
     name = "proportionality"
     about = "rate of progress against yield, of serial and of MPI jobs"
@@ -62,9 +62,9 @@ class Proportionality(Experiment):
         return why_no_caps(lab)
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """A serial job; MPI jobs with one task per node, that compute most of the time, or exchange many messages.
+        """Return a serial job, and MPI jobs with one task per node that mostly compute or exchange many messages.
 
-        Topologies differ from three nodes on: two ranks are neighbours in all of them.
+        With two nodes there is one topology only, because two ranks are neighbours in each of them.
         """
         tasks = min(_MOST_TASKS, len(lab.facts))
         found = [_condition("serial", 1, "none", 0, _SERIAL_ITERATION_S)]
@@ -86,11 +86,11 @@ class Proportionality(Experiment):
         return start_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Return one observation per yield. All tasks have the same cap; the slowest one's rate counts.
+        """Return one observation per yield. All tasks have the same cap; the rate is that of the slowest task.
 
-        `dedicated_units_per_s` is the mean of the rates at yield 1 before and after all others, in the same job;
-        `drift_frac` is how much greater the second was than the first. Yield 1 is also measured in between, as the
-        others are: its `relative_rate` shows the resolution of this experiment. `used_cores` is of the slowest task.
+        `dedicated_units_per_s` is the mean of the rates at yield 1 before and after all others, in the same job.
+        `drift_frac` is the relative increase from the first to the second. Yield 1 is also measured among the other
+        yields: its `relative_rate` shows the resolution of this experiment. `used_cores` is of the slowest task.
         """
         facts = LabFacts(lab.scenario, lab.facts)
         serial = condition["kind"] == "serial"
@@ -137,7 +137,7 @@ class Proportionality(Experiment):
         return found
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
-        """Judge progress relative to the yield: a job that is given half but progresses at 0.55 ends 10 % earlier."""
+        """Judge progress relative to the yield: progress 0.55 at yield 0.5 is a deviation of 10 %."""
         deviations = []
         for quantity in quantities.named("relative_progress"):
             if (at := float(quantity.condition["yield_frac"])) < 1.0:
@@ -147,7 +147,7 @@ class Proportionality(Experiment):
         return {"linearity": judged("A job progresses in proportion to its yield.", "[RR 2.2]", deviations)}
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return the relative rate of progress against the yield, and how far it is from the yield."""
+        """Return a chart of the relative rate of progress against the yield, and of its difference from the yield."""
         name, title = "calibration_progress", "Progress against yield"
         known = measured.rows("yield_frac", "relative_rate")
         if not known:
@@ -197,17 +197,17 @@ class Proportionality(Experiment):
             )
             said.append(f"{label}: {interval_words(worst, 'points')}")
         caption = (
-            "Work units per second of a job under a yield, relative to the same guests at yield 1, one dot a look; in "
-            "the second panel less the yield, in percentage points; strokes are medians with their 95 % intervals over "
-            f"trials. The papers assume that progress is the yield [RR 2.2]. Farthest median: {'; '.join(said)}. "
-            f"{count_words(rows)}."
+            "Work units per second of a job at each yield, relative to the same guests at yield 1; one dot per "
+            "measurement. Second panel: minus the yield, in percentage points; strokes are medians with their 95 % "
+            "intervals over trials. The papers assume that progress equals the yield [RR 2.2]. Median with the largest "
+            f"deviation: {'; '.join(said)}. {count_words(rows)}."
         )
-        alt = f"Farthest from progress = yield: {'; '.join(said)}"
+        alt = f"Largest deviation from progress = yield: {'; '.join(said)}"
         return [Chart(name, title, caption, alt, sized(draw), wide=True)]
 
 
 def _progress(found: Quantities, condition: Condition, outcomes: Sequence[Outcome]) -> None:
-    """Add the relative progress at each yield, its slope, and the yield at which it is farthest off."""
+    """Add the relative progress at each yield, its slope, and the largest deviation from the yield."""
     by_yield: dict[float, Column] = {}
     yields, rates = [], Column()
     for outcome in outcomes:
@@ -254,7 +254,7 @@ def _yield(row: Row) -> float:
 
 
 def _shape_words(shape: tuple[Value, ...], rows: list[Row]) -> str:
-    """Name a kind of job by what distinguishes it from the others."""
+    """Return a label for a kind of job, with only the properties that distinguish it from the others."""
     kind, tasks, topology, message_bytes, iteration_s = shape
     if kind == "serial":
         return "serial"

@@ -1,4 +1,4 @@
-"""The cost of saving a guest and restoring it on its node: the rescheduling penalty, measured [RR 5.1]."""
+"""The measured rescheduling penalty: the cost of saving a guest and restoring it on its node [RR 5.1]."""
 
 # ruff: noqa: RUF001 - signs of mathematics, for people to read
 
@@ -59,11 +59,11 @@ _PROGRAM = "eatcpu"
 _SAME_BUT_TOUCHED = ("memory_mib", "storage", "cache", "concurrent", "program")
 _WAYS = ("touched_frac", "storage", "cache", "program")
 _MOST_LINES = 14
-_SIZES_ALONE, _SIZES = 5, 4  # of guests that are alone, and of several at once
+_SIZES_ALONE, _SIZES = 5, 4  # numbers of memory sizes for single guests, and for several at once
 _PHASES = (
     ("save", "save_s", "save"),
     ("restore", "restore_s", "restore"),
-    ("first_progress", "first_progress_s", "first progress after it"),
+    ("first_progress", "first_progress_s", "first progress after the restore"),
     ("penalty", "penalty_s", "penalty: the sum"),
 )
 _OTHERWISE = {
@@ -72,11 +72,11 @@ _OTHERWISE = {
 
 
 class SaveRestore(Experiment):
-    """Guests on one node work, are saved side by side, and as soon as all images are written restored side by side.
+    """Working guests on one node are saved concurrently and, once all images are written, restored concurrently.
 
-    The main grid is memory by number of guests at once, all memory filled, images on disk and in the page cache; from
-    a point of it each other factor is varied alone: how much of the memory was touched, images in the memory store,
-    images that are read from the disk. The first start of a guest's life is not measured here, and so warms up.
+    The main grid is memory by number of guests at once, with all memory filled, and with images on disk and in the page
+    cache. From a point of the grid each other factor is varied alone: the touched part of the memory, images in the
+    memory store, and images that are read from the disk. The start of a guest is not measured, and serves as warm-up.
     """
 
     name = "save-restore"
@@ -85,7 +85,7 @@ class SaveRestore(Experiment):
     order = 10
 
     def why_not(self, lab: LabFacts) -> str:
-        """Return why guests cannot be saved here."""
+        """Return the reason why guests cannot be saved on this lab, or an empty text."""
         return lacks(lab, "save")
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
@@ -117,20 +117,21 @@ class SaveRestore(Experiment):
 
     @staticmethod
     def _has_memory_store(lab: LabFacts, memory_mib: int) -> bool:
-        """Whether a guest fits in the memory of every machine twice: once by itself, once as an image."""
+        """Return whether every machine has a memory store, and memory for the guest and its image with a reserve."""
         return all("memory" in fact.image_stores and fact.machine_memory_mib >= 4 * memory_mib for fact in lab.facts)
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
-        """Return about how long a trial takes."""
+        """Return the approximate duration of a trial in seconds."""
         each_s = boot_s(lab) + float(condition["memory_mib"]) / 200
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["concurrent"]))
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Do one trial; one observation a guest.
+        """Do one trial; return one observation per guest.
 
-        `pause_s`, until the last of the others was saved, is no part of `penalty_s` and `felt_s`. `penalty_s` includes
-        work done until the guest was held; `felt_s` does not. `felt_s` includes a slow start after the first progress;
-        `penalty_s` does not. `cached_frac` is left out where the node cannot measure it.
+        `pause_s`, the time until the last of the other guests was saved, is no part of `penalty_s` and `felt_s`.
+        `penalty_s` includes the time until the guest was held, in which it worked; `felt_s` does not. `felt_s` includes
+        slower work after the first progress; `penalty_s` does not. `cached_frac` is left out where the node cannot
+        measure it.
         """
         cores = cores_of(lab_of(lab))
         guests = [
@@ -151,7 +152,7 @@ class SaveRestore(Experiment):
         """Return fits of each part by image store and page cache, and the penalty of each condition."""
         found = Quantities(trials)
         for condition, some in by_condition(trials, "storage"):
-            found.times("save", some, ["save_s"], condition)  # of a running guest: what is cached does not matter yet
+            found.times("save", some, ["save_s"], condition)  # the page cache matters for restores only
         for condition, some in by_condition(trials, "storage", "cache"):
             found.times("restore", some, ["restore_s"], condition)
             found.times("first_progress", some, ["first_progress_s"], condition)
@@ -166,21 +167,21 @@ class SaveRestore(Experiment):
         return found
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
-        """Judge the penalty of each condition, and its dependence on memory."""
+        """Judge the penalty of each condition relative to 300 s, and its dependence on memory."""
         penalties = []
         for quantity in quantities.named("penalty_at_s"):
             times = f", 1/{PENALTY_S / quantity.value:.3g} of 300 s" if 0 < quantity.value < PENALTY_S else ""
             words = f"{bounds_words(quantity, ' s')}{times} ({condition_words(quantity.condition)})"
             penalties.append(Deviation(relative(quantity, PENALTY_S), words))
         costs = "A preemption or a migration costs a job 300 s of wall clock time."
-        constant = "That cost is one constant, whatever the memory of a job."
+        constant = "The cost of a preemption or a migration does not depend on the memory of the job."
         return {
             "penalty": judged(costs, "[RR 5.1]", penalties),
             "memory_independence": judged(constant, "[RR 5.1]", _memory_deviations(quantities.trials)),
         }
 
     def headlines(self, measured: Measured) -> Sequence[Headline]:
-        """Return the penalty of the largest guest that was saved alone, and how many of them the 300 s are."""
+        """Return the median penalty of the largest guest that was saved alone, and the ratio of 300 s to it."""
         grid, _others = reschedulings(measured)
         kinds = groups([row for row in grid if row.number("concurrent") in {None, 1.0}], "memory_mib")
         if not kinds:
@@ -190,11 +191,11 @@ class SaveRestore(Experiment):
         found = [Headline(f"{penalty.value:.3g}", "s", f"penalty of a guest of {memory_mib} MiB, median")]
         if penalty.value > 0:
             ratio = f"{PENALTY_S / penalty.value:.3g}"
-            found.append(Headline(ratio, "×", "the 300 s of the papers are that many times as long"))
+            found.append(Headline(ratio, "×", "ratio of the papers' 300 s to this penalty"))
         return found
 
     def penalties(self, measured: Measured) -> Sequence[Series]:
-        """Return the penalty by guests at once and memory; of many, the smallest and the largest of each number."""
+        """Return penalties by guests at once and memory; of many series, the extreme memory sizes of each number."""
         kinds = groups(reschedulings(measured)[0], "concurrent", "memory_mib")
         levels = sorted({level for level, _ in kinds}, key=str)
         ends = {
@@ -209,7 +210,7 @@ class SaveRestore(Experiment):
         ]
 
     def clocks(self, measured: Measured) -> Sequence[Clocks]:
-        """Return writing by the agent against the save, and the penalty against what guests felt."""
+        """Return the agent's write time against the controller's save time, and the penalty against the felt time."""
         stored = measured.rows("write_reported_s", "sync_reported_s", "save_s")
         written_s = values_of(stored, "write_reported_s") + values_of(stored, "sync_reported_s")
         save_s = values_of(stored, "save_s")
@@ -221,7 +222,7 @@ class SaveRestore(Experiment):
         ]
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return a rescheduling against memory, its halves apart, and what it costs if one thing is otherwise."""
+        """Return charts of a rescheduling against memory, of suspend and resume, and of its cost by other factors."""
         return [figure_memory(measured), figure_suspend(measured, reschedulings(measured)[0]), _figure_star(measured)]
 
 
@@ -239,7 +240,7 @@ def _condition(
 
 
 def _touched(found: Quantities, condition: Condition, trials: Sequence[Outcome]) -> None:
-    """Add how much less guests cost that have touched but a part of their memory."""
+    """Add the penalty ratio of guests that touched a part of their memory to guests that touched all of it."""
     kinds = by_condition(trials, "touched_frac")
     whole = next((column(some, "penalty_s") for kind, some in kinds if kind.get("touched_frac") == WHOLE), None)
     for kind, some in kinds:
@@ -265,13 +266,13 @@ def _memory_deviations(trials: Sequence[Outcome]) -> list[Deviation]:
             continue
         ratio = ratio_interval(most.values, most.trials, least.values, least.trials)
         times = bounds_words(ratio, "")
-        words = f"{most_mib} MiB cost {times} times what {least_mib} MiB do ({condition_words(condition)})"
+        words = f"{most_mib} MiB cost {times} times as much as {least_mib} MiB ({condition_words(condition)})"
         deviations.append(Deviation(Interval(ratio.value - 1.0, ratio.low - 1.0, ratio.high - 1.0), words))
     return deviations
 
 
 def reschedulings(measured: Measured) -> tuple[list[Row], list[Row]]:
-    """Return the reschedulings of the grid of memory and guests at once, and those that differ from it otherwise."""
+    """Return the reschedulings of the grid of memory and guests at once, and those that vary another factor."""
     rows = measured.rows("memory_mib", "penalty_s")
     ways = groups(wholly_touched(rows), *_WAYS)
     grid = max(
@@ -283,8 +284,8 @@ def reschedulings(measured: Measured) -> tuple[list[Row], list[Row]]:
 
 
 def figure_memory(measured: Measured) -> Chart | Absent:
-    """Return save, restore, first progress and penalty against memory, one series for each number of guests at once."""
-    name, title = "calibration_memory", "A rescheduling against memory"
+    """Return save, restore, first progress and penalty against memory, one series per number of guests at once."""
+    name, title = "calibration_memory", "Parts of a rescheduling against memory"
     rows, _others = reschedulings(measured)
     if not rows:
         return measured.absent(name, title)
@@ -300,10 +301,10 @@ def figure_memory(measured: Measured) -> Chart | Absent:
 
     laws = [f"{phase.name.replace('_', ' ')} = {phase.law}" for phase in phases if phase.law]
     caption = (
-        "Wall seconds by the controller's clock, one dot a guest, guests that were saved at once beside each other; "
-        f"images on {where['storage']}, page cache {where['cache']}, all memory touched. Lines: the fit of the "
+        "Wall seconds by the controller's clock against the memory of a guest in MiB; one dot per guest. "
+        f"Images on {where['storage']}, page cache {where['cache']}, all memory touched. Lines: the fit of the "
         "calibration; bands: 95 % bootstrap over whole trials, pointwise. Diamonds: outliers, further than 3.5 robust "
-        f"standard deviations from the fit; they were kept, and triangles count those beyond the axis. "
+        "standard deviations from the fit, but kept in it; triangles count the outliers beyond the axis. "
         f"{count_words(rows)}. m is memory in MiB. " + (". ".join(laws) + "." if laws else "")
     )
     worst = max(rows, key=lambda row: row.number("penalty_s") or 0.0)
@@ -315,11 +316,11 @@ def figure_memory(measured: Measured) -> Chart | Absent:
 
 
 def _figure_star(measured: Measured) -> Chart | Absent:
-    """Return what a rescheduling costs if one thing is otherwise: memory touched, storage, cache."""
-    name, title = "calibration_star", "One thing otherwise: touched memory, storage, cache"
+    """Return a strip chart of the cost of a rescheduling with one varied factor: touched memory, storage or cache."""
+    name, title = "calibration_star", "A rescheduling by touched memory, storage and cache"
     grid, others = reschedulings(measured)
     if not others:
-        return measured.absent(name, title, "Nothing but memory and guests at once was varied." if grid else "")
+        return measured.absent(name, title, "Only memory and guests at once were varied." if grid else "")
     places = set(groups(others, "memory_mib", "concurrent"))
     kinds = groups([row for row in grid if row.at("memory_mib", "concurrent") in places], "memory_mib", "concurrent")
     usual_way = grid[0].at(*_WAYS) if grid else ()
@@ -333,19 +334,19 @@ def _figure_star(measured: Measured) -> Chart | Absent:
         for way, own in groups(here, *_WAYS).items():
             series.append(Series(sort_of + _otherwise(way, usual_way), own, "penalty_s", 1))
     place = next(iter(sorted(places, key=str)))
-    fixed = "" if several else f"A guest of {place[0]} MiB, {place[1]} at once. "
+    fixed = "" if several else f"Guests of {place[0]} MiB, {place[1]} at once. "
     words = listed(series, "s")
     caption = (
-        f"{fixed}Wall seconds by the controller's clock, one dot a guest, with the median and its 95 % interval over "
-        f"trials; usual is what all of the figure above have. The penalty is save + restore + first progress. "
-        f"Median penalty: {words}. {count_words([row for one in series for row in one.rows])}."
+        f"{fixed}Wall seconds by the controller's clock; one dot per guest, with the median and its 95 % interval over "
+        "trials. Each series varies one factor; `usual` has the values of the main grid. Penalty: save + restore + "
+        f"first progress. Median penalty: {words}. {count_words([row for one in series for row in one.rows])}."
     )
     observed = [("save_s", "save"), ("restore_s", "restore"), ("penalty_s", "penalty")]
     return strip_panels(name, title, caption, f"Penalty: {words}", series, observed)
 
 
 def _otherwise(way: Sequence[Value], grid: Sequence[Value]) -> str:
-    """Return in what a condition differs from the grid."""
+    """Return the differences of a condition from the grid in words."""
     found = [
         _OTHERWISE[name].format(percent(value) if name == "touched_frac" else value)
         for name, value, was in zip(_WAYS, way, grid or ("",) * len(_WAYS), strict=True)

@@ -1,4 +1,4 @@
-"""The accuracy of shares: CPU time that guests get under contention against what their weights promise."""
+"""The accuracy of shares: CPU time that guests get under contention, relative to the fraction of their weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from testbed.study.report.page.style import Absent, Chart
 WEIGHTS = ("1:1", "1:2", "1:1:1", "1:2:3", "1:1:1:1", "1:2:3:4")
 _QUICK = ("1:2", "1:2:3", "1:2:3:4")
 _LONG_S, _QUICK_S = 10.0, 4.0
-_WINDOW_S = 1.0  # of the errors of single windows: the least period of an exchange of shares
+_WINDOW_S = 1.0  # window of errors: the least period of an exchange of shares
 _EVERY_S = 0.05
 _SETTLE_S = 0.5
 _ITERATION_S = 0.05
@@ -37,7 +37,7 @@ _ROUNDING_CORES = 1e-9
 
 
 class ShareAccuracy(Experiment):
-    """Guests with shares of one node, all of which want all of it, watched for a while."""
+    """Guests with shares of one node, each with demand for all of its CPU time, watched for several seconds."""
 
     name = "share-accuracy"
     about = "CPU time that guests get under contention over what their weights promise, with 2, 3 and 4 guests"
@@ -55,7 +55,7 @@ class ShareAccuracy(Experiment):
         return ""
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Equal and unequal weights of as many guests as fit; `driver` tells figures of several labs apart."""
+        """Return equal and unequal weights of as many guests as fit; `driver` distinguishes results of several labs."""
         return [
             {"driver": lab.facts[_NODE].driver, "weights": weights, "seconds": _QUICK_S if quick else _LONG_S}
             for weights in (_QUICK if quick else WEIGHTS)
@@ -70,10 +70,10 @@ class ShareAccuracy(Experiment):
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Return one observation per guest, in the order of the weights.
 
-        `got_ratio` is the part of the CPU time of all guests that this one got, over the part that its weight promises:
-        1 is exact, and a busy machine takes from all guests alike. `cores_ratio` is its CPU time over its share in
-        cores: what other programs on the CPU took shows in it. `p95_error_frac` is how far from 1 `got_ratio` is in
-        single windows of a second, in 95 % of them at most. `read_back_cores` is the share as the node reads it back.
+        `got_ratio` is the guest's fraction of the CPU time of all guests, over the fraction that its weight promises:
+        1 is exact, also on a busy machine, which takes from all guests alike. `cores_ratio` is the guest's CPU time
+        over its share in cores, which other load decreases. `p95_error_frac` is the 95th percentile of the absolute
+        error of `got_ratio` over windows of one second. `read_back_cores` is the share that the node read back.
         """
         parts = _parts(str(condition["weights"]))
         facts = lab_of(lab)
@@ -115,7 +115,7 @@ class ShareAccuracy(Experiment):
         return observations
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return for each guest what it got over what its weight promises, and the error of single windows."""
+        """Return for each guest the ratios of received to promised CPU time, and the error of single windows."""
         found = Quantities(trials)
         for condition, some in by_condition(trials, "driver", "weights"):
             for number, own in _by_guest(some):
@@ -128,9 +128,9 @@ class ShareAccuracy(Experiment):
         return found
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
-        """Judge the parts that guests got of what all got: what other programs took says nothing about weights.
+        """Judge `got_ratio`, which is relative to the CPU time of all guests, so that other load does not affect it.
 
-        Without trials there is no verdict, not even "not measured": only the policies `DPS/...` assume it.
+        Without trials there is no verdict, not even "not measured": only the policies `DPS/...` have this assumption.
         """
         statement = "Under contention a guest gets the part of its node that its share promises."
         deviations = [
@@ -143,8 +143,8 @@ class ShareAccuracy(Experiment):
         return {"share_accuracy": judged(statement, "[DPS]", deviations)} if deviations else {}
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return what each guest got over what its weight promises."""
-        name, title = "calibration_shares", "Shares: got over promised, by weights"
+        """Return a strip chart of each guest's CPU time relative to the promise of its weight."""
+        name, title = "calibration_shares", "Shares: received over promised CPU time, by weights"
         rows = measured.rows("got_ratio")
         if not rows:
             return [measured.absent(name, title)]
@@ -155,20 +155,20 @@ class ShareAccuracy(Experiment):
         ]
         words = listed(series, "%")
         caption = (
-            "CPU time of each guest relative to that of all guests, over the part that its weight promises, while all "
-            "of them want all of the node; one dot a trial, with the median and its 95 % interval over trials. "
-            f"{words}. {count_words(rows)}."
+            "Fraction of each guest in the CPU time of all guests, relative to the fraction that its weight promises, "
+            "while each guest has demand for the whole node; one dot per trial, with the median and its 95 % interval "
+            f"over trials. {words}. {count_words(rows)}."
         )
-        return [strip_chart(name, title, caption, words, series, "got (% of promised)", around=100.0)]
+        return [strip_chart(name, title, caption, words, series, "received (% of promised)", around=100.0)]
 
 
 def window_error(
     t_s: Sequence[float], cpu_s: Sequence[Sequence[float]], guest: int, promised_frac: float
 ) -> float | None:
-    """Return how far from 1 the ratio of got to promised is in 95 % of all windows of `_WINDOW_S` at most.
+    """Return the 95th percentile of |received / promised - 1| over all windows of `_WINDOW_S`, for one guest.
 
-    `cpu_s` are the samples of all guests at `t_s`. A window in which no guest used CPU time says nothing; None is for
-    samples without any other.
+    `cpu_s` are the samples of all guests at `t_s`. Windows in which no guest used CPU time are left out; return None if
+    there are no others.
     """
     rates = np.stack([window_rates(t_s, each, _WINDOW_S)[1] for each in cpu_s])  # (guests, windows)
     together = rates.sum(axis=0)
@@ -184,7 +184,7 @@ def _parts(weights: str) -> list[int]:
 
 
 def _guest(lab: Lab, facts: LabFacts, cpus: float, share_cores: float) -> LabJob:
-    """Return a job of one guest, which wants all of the node."""
+    """Return a job of one guest with demand for the whole node."""
     sample = lab.job(
         nodes=(_NODE,), memory_mib=guest_mib(facts), cpu_cores=cpus, program="eatcpu", iteration_s=_ITERATION_S
     )
@@ -192,7 +192,7 @@ def _guest(lab: Lab, facts: LabFacts, cpus: float, share_cores: float) -> LabJob
 
 
 def _by_guest(outcomes: Sequence[Outcome]) -> list[tuple[int, list[Outcome]]]:
-    """Return the outcomes with the observations of one guest only, for each of them."""
+    """Return for each guest the outcomes with only its observations."""
     numbers = sorted({int(one["guest"]) for outcome in outcomes for one in outcome.observations if "guest" in one})
     return [
         (number, [
@@ -206,9 +206,9 @@ def _by_guest(outcomes: Sequence[Outcome]) -> list[tuple[int, list[Outcome]]]:
 
 
 def _why_beside(lab: LabFacts) -> str:
-    """Return why guests of the first node would run side by side instead of competing, or an empty text.
+    """Return the reason why guests of the first node would run in parallel instead of competing, or an empty text.
 
-    What the guests of an agent elsewhere are pinned to is not known here; a node that is a machine has its own CPUs.
+    The CPU pinning of guests of an agent on another machine is unknown. A node that is a machine has its own CPUs.
     """
     node, facts = lab.scenario.nodes[_NODE], lab.facts[_NODE]
     if traits_in(facts).owns_machine or not (node.spawn or lab.scenario.box is not None):

@@ -1,4 +1,4 @@
-"""The time from the order to start a job until all its tasks progress; the papers assume none."""
+"""The time from the start command of a job until all its tasks progress, which the papers assume to be 0."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from testbed.study.report.calibration.memory import Phase, phase_chart
 from testbed.study.report.page.style import Absent, Chart, Headline
 
 _SIZES = 4  # enough to see whether times grow linearly with memory
-STRETCH_THRESHOLD_S = 10.0  # [RR 2.2]: shorter turn-around times count as this; a start is felt against it
+STRETCH_THRESHOLD_S = 10.0  # [RR 2.2]: shorter turnaround times count as this value, so starts are relative to it
 
 
 class Start(Experiment):
-    """Jobs on one node or, with several tasks, over the nodes, started side by side.
+    """Jobs on one node or, with several tasks, over the nodes, started concurrently.
 
-    The first guest that a node ever starts has its program and its boot image read from the disk: before the first
-    trial of a session one is started on each node and thrown away.
+    The first start on a node reads the program and the boot image from the disk. Therefore one guest per node is
+    started and discarded before the first trial of a session.
     """
 
     name = "start"
-    about = "from the order to start until progress, serial and MPI: memory, tasks, jobs at once"
+    about = "time from the start command to progress, serial and MPI: memory, tasks, jobs at once"
     section = "Move and start"
     order = 50
 
@@ -61,11 +61,11 @@ class Start(Experiment):
         self._warm: WeakSet[Lab] = WeakSet()
 
     def why_not(self, lab: LabFacts) -> str:
-        """Return why no guest can be started here."""
+        """Return the reason why guests cannot be started on this lab, or an empty text."""
         return lacks(lab, "start")
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Return memory sizes alone, several jobs at once, and MPI jobs over the nodes."""
+        """Return memory sizes of single jobs, several jobs at once, and MPI jobs over the nodes."""
         found = [_condition(mib) for mib in levels_mib(lab, 1, 2 if quick else _SIZES)]
         several = (MOST_CONCURRENT,) if quick else range(2, MOST_CONCURRENT + 1)
         found += [
@@ -80,12 +80,12 @@ class Start(Experiment):
         return found
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
-        """Return about how long a trial takes."""
+        """Return the approximate duration of a trial in seconds."""
         guests = int(condition["concurrent"]) * int(condition["tasks"])
         return (boot_s(lab) + float(condition["memory_mib"]) / 300) * sqrt(guests)
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Do one trial; one observation a job."""
+        """Do one trial; return one observation per job."""
         facts = lab_of(lab)
         cores, count = cores_of(facts), len(lab.facts)
         if lab not in self._warm:
@@ -106,14 +106,14 @@ class Start(Experiment):
             return await together([_start(specimen) for specimen in specimens])
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
-        """Return the fit over memory and jobs at once, for each number of tasks."""
+        """Return the fits over memory and jobs at once, for each number of tasks."""
         found = Quantities(trials)
         for condition, some in by_condition(trials, "tasks"):
             found.times("start", some, ["ready_s"], condition)
         return found
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
-        """Judge starts relative to the shortest turn-around time that the bounded stretch distinguishes."""
+        """Judge start times relative to the threshold of the bounded stretch."""
         deviations = []
         for condition, some in by_condition(quantities.trials, "memory_mib", "tasks", "concurrent"):
             ready = column(some, "ready_s")
@@ -129,8 +129,8 @@ class Start(Experiment):
         return median_headline(measured.rows("ready_s"), "ready_s", "start to first progress, median")
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return the time from the order to start a guest to its first progress, against memory."""
-        name, title = "calibration_start", "Start: from the order to the first progress"
+        """Return a chart of the time from the start command to the first progress, against memory."""
+        name, title = "calibration_start", "Start: from the command to the first progress"
         rows = measured.rows("memory_mib", "ready_s")
         if not rows:
             return [measured.absent(name, title)]
@@ -143,10 +143,10 @@ class Start(Experiment):
             for (tasks,), some in groups([row for row in rows if row.at("tasks") != single], "tasks").items()
         ]
         caption = (
-            "Wall seconds until every task has progressed for the first time, guests of one task, one dot a guest; "
-            f"line: the fit, band: 95 % bootstrap over trials; diamonds: outliers, kept. {count_words(own)}."
+            "Wall seconds from the start command to the first progress, jobs of one task; one dot per guest. Line: the "
+            f"fit; band: 95 % bootstrap over trials; diamonds: outliers, kept in the fit. {count_words(own)}."
             + (f" Start = {phase.law}, m in MiB." if phase.law else "")
-            + (f" Beside them: {'; '.join(others)}." if others else "")
+            + (f" Jobs of several tasks: {'; '.join(others)}." if others else "")
         )
         return [phase_chart(name, title, caption, phase, measured.calibration)]
 

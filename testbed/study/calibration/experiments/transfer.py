@@ -1,4 +1,4 @@
-"""The time for which images of saved guests are copied from one node to another."""
+"""The time that the copy of a saved guest's image from one node to another takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.study.report.page.style import Absent, Chart
 
 
 class Transfer(Experiment):
-    """Images from the first node to the second, side by side; verified at their arrival, as in a run."""
+    """Concurrent transfers of images from the first node to the second, which verifies them as in a run."""
 
     name = "transfer"
     about = "images between two nodes: memory, touched memory, images at once"
@@ -26,19 +26,19 @@ class Transfer(Experiment):
     order = 30
 
     def why_not(self, lab: LabFacts) -> str:
-        """Return why no image can be sent here."""
+        """Return the reason why images cannot be transferred on this lab, or an empty text."""
         return lacks(lab, "save", nodes=2)
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Return those of all experiments that take guests to another node."""
+        """Return the common conditions of experiments that move guests to another node."""
         return conditions(lab, quick=quick)
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
-        """Return about how long a trial takes."""
+        """Return the approximate duration of a trial in seconds."""
         return (boot_s(lab) + float(condition["memory_mib"]) / 150) * sqrt(float(condition["concurrent"]))
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Do one trial; one observation an image, which was just written and is in the page cache of its node."""
+        """Do one trial; return one observation per image, which is in its node's page cache after the save."""
         async with group(guests_of(lab, condition)) as specimens:
             await together([specimen.start() for specimen in specimens])
             await together([specimen.save() for specimen in specimens])
@@ -52,15 +52,15 @@ class Transfer(Experiment):
         return found
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return the time to copy an image to another node, against memory."""
+        """Return a chart of the transfer time of an image against memory."""
         name, title = "calibration_transfer", "Transfer of an image to another node"
         rows = wholly_touched(measured.rows("memory_mib", "transfer_s"))
         if not rows:
             return [measured.absent(name, title)]
         phase = Phase.of(measured.calibration, "transfer", "transfer_s", "Transfers", rows, {})
         caption = (
-            "Wall seconds from the order to the last answer, one dot an image; line: the fit, band: 95 % bootstrap "
-            f"over trials; diamonds: outliers, kept. {count_words(rows)}, all memory touched."
+            "Wall seconds from the command to its answer; one dot per image. Line: the fit; band: 95 % bootstrap "
+            f"over trials; diamonds: outliers, kept in the fit. {count_words(rows)}, all memory touched."
             + (f" Transfer = {phase.law}, m in MiB." if phase.law else "")
         )
         return [phase_chart(name, title, caption, phase, measured.calibration)]

@@ -20,14 +20,14 @@ from testbed.study.report.page.style import Absent, Chart
 
 _WINDOW_S = 1.5 * WINDOW_S
 _SERIAL_ITERATION_S = 0.02
-_PARALLEL_ITERATIONS_S = (0.005, 0.02, 0.08)  # the shorter, the more of the time goes into messages
-_RANKS = 2  # of `patterns`, all on one node
+_PARALLEL_ITERATIONS_S = (0.005, 0.02, 0.08)  # shorter iterations spend more of their time on messages
+_RANKS = 2  # ranks of `patterns`, all on one node
 _CAP_FRAC = 0.5
 _WHERE = (("native", "native", 0), ("guest", "guest", 1), ("capped-guest", "capped", 2))
 
 
 class Virtualisation(Experiment):
-    """The same work on the same cores: on the node itself, in guests, and in guests at half the cores."""
+    """The same work on the same cores: on the node itself, in guests, and in guests with a cap of half the cores."""
 
     name = "virtualisation"
     about = "rate of progress on the node itself, in guests, and in capped guests"
@@ -39,10 +39,10 @@ class Virtualisation(Experiment):
         return why_no_caps(lab) if lab.able("native") else "a node cannot run programs outside guests"
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Serial work, and with `quick` nothing else; MPI ranks that share a node, and talk more and more.
+        """Return serial work and, without `quick`, MPI ranks that share a node with three lengths of iterations.
 
-        `cap_frac` is in parts of what native tasks and guests without a further cap have: a core for each rank, or
-        where a node has fewer, its part of them, by a cap in both cases.
+        `cap_frac` is relative to the cores of a native rank and of a guest without a further cap: one core per rank,
+        or an equal part of the node's cores if it has fewer, enforced by a cap in both cases.
         """
         programs = [("eatcpu", 1, _SERIAL_ITERATION_S)]
         if not quick and lab.able("mpi") and most_guests(lab) >= _RANKS:
@@ -59,7 +59,7 @@ class Virtualisation(Experiment):
         return _WINDOW_S + 1.5 + (6.0 if boots else 0.5) * int(condition["ranks"])
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Return one observation, of the slowest rank; `need_cores` is what a rank has without a further cap."""
+        """Return one observation, of the slowest rank; `need_cores` are the cores of a rank without a further cap."""
         facts = LabFacts(lab.scenario, lab.facts)
         program, ranks = str(condition["program"]), int(condition["ranks"])
         iteration_s = float(condition["iteration_s"])
@@ -101,7 +101,7 @@ class Virtualisation(Experiment):
         return found
 
     def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
-        """Return rates of programs natively, in guests and in capped guests, relative to native [DPS Figure 3]."""
+        """Return a strip chart of native, guest and capped rates of programs, relative to native [DPS Figure 3]."""
         name, title = "calibration_virtualisation", "Virtualisation: native, guest, capped guest"
         rows = measured.rows("units_per_s")
         if not rows:
@@ -122,9 +122,10 @@ class Virtualisation(Experiment):
                     series.append(Series(f"{called} {words}", kept, "relative", mark))
         words = listed(series, "%")
         caption = (
-            "Work units per wall second of the same program outside and inside a guest, that of capped guests divided "
-            "by their cap, relative to the median outside; the experiment of [DPS] Figure 3. One dot a trial, with the "
-            f"median and its 95 % interval over trials. {words}. {'; '.join(against)}. {count_words(rows)}."
+            "Work units per wall second of the same program outside and inside a guest, relative to the median "
+            "outside; rates of capped guests are divided by their cap. The experiment of [DPS] Figure 3. One dot per "
+            "trial, with the median and its 95 % interval over trials. "
+            f"{words}. {'; '.join(against)}. {count_words(rows)}."
         )
         return [strip_chart(name, title, caption, words, series, "rate / cap (% of native)", around=100.0)]
 
@@ -134,6 +135,6 @@ def _observation(units_per_s: float, units_per_cpu_s: float, cores: float) -> di
 
 
 def _uncapped(rows: Sequence[Row]) -> Floats:
-    """Return work units a second (n,), over the cap where there is one."""
+    """Return work units per second (n,), divided by the cap for capped guests."""
     capped = [row.number("cap_frac") or 1.0 if row.at("where") == ("capped-guest",) else 1.0 for row in rows]
     return np.asarray(values_of(rows, "units_per_s") / np.array(capped))

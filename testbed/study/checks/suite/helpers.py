@@ -1,4 +1,4 @@
-"""Helpers of several checks: waiting for a condition, CPU use from samples, files and processes of this machine."""
+"""Helpers of several checks: polling for a condition, CPU use from samples, files and processes of this machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from testbed.lab.outcomes import Watched
 from testbed.study.checks.lab import LabUnderTest, NodeUnderTest
 
 T = TypeVar("T")
-CAP_SLACK_CORES = 0.03  # a quota's slices, and the emulator's own threads
+CAP_SLACK_CORES = 0.03  # use beyond a cap by the slices of a quota and by the emulator's own threads
 CAP_SLACK_FRAC = 0.08
-LEAST_FRAC = 0.7  # of its cap, that a guest gets on a machine with idle time
+LEAST_FRAC = 0.7  # fraction of its cap that a guest gets at least on a machine with idle CPU time
 
 
 def until(condition: Callable[[], T], within_s: float, every_s: float = 0.02) -> T:
-    """Return what `condition` returns once that is true; after `within_s` whatever it returns then."""
+    """Poll `condition` until it is true or `within_s` seconds have passed; return its last value."""
     end_s = time.monotonic() + within_s
     while not (found := condition()) and time.monotonic() < end_s:
         time.sleep(every_s)
@@ -29,40 +29,41 @@ def until(condition: Callable[[], T], within_s: float, every_s: float = 0.02) ->
 
 
 def used_cores(watched: Watched, guest: str, begin_s: float = 0.0) -> float:
-    """Return the mean number of cores that a guest used from `begin_s` to the end of a watch."""
+    """Return the mean number of cores that a guest used from second `begin_s` to the end of a watch."""
     first = next(index for index, t_s in enumerate(watched.t_s) if t_s >= begin_s)
     return (watched.cpu_s[guest][-1] - watched.cpu_s[guest][first]) / (watched.t_s[-1] - watched.t_s[first])
 
 
 def most_cores(cap_cores: float) -> float:
-    """Return what a guest may use at most under a cap."""
+    """Return the number of cores that a guest may use at most under a cap."""
     return cap_cores + max(CAP_SLACK_CORES, CAP_SLACK_FRAC * cap_cores)
 
 
 def is_local(lab: LabUnderTest, node: NodeUnderTest) -> bool:
-    """Whether a node's files and processes can be inspected from here."""
+    """Return whether a node's files and processes are on this machine."""
     folder = lab.image_folder(node)
     return folder is not None and folder.is_dir()
 
 
 def local_images(lab: LabUnderTest, node: NodeUnderTest) -> Path:
-    """Return the folder of a node's saved guests; the check is skipped where that is not on this machine."""
+    """Return the folder of a node's images; skip the check if that folder is on another machine."""
     folder = lab.image_folder(node)
     if folder is None or not folder.is_dir():
-        pytest.skip(f"the images of {node.name} are on another machine: its files cannot be looked at from here")
+        pytest.skip(f"the images of {node.name} are on another machine: this check has to read them")
     return folder
 
 
 def files_of(folder: Path, guests: Sequence[str]) -> list[Path]:
-    """Return the files of a folder that belong to guests, by the beginning of their names."""
+    """Return the files of a folder whose names begin with the name of one of these guests."""
     return [path for path in sorted(folder.iterdir()) if path.name.startswith(tuple(f"{name}-" for name in guests))]
 
 
 def processes_of(lab: LabUnderTest, node: NodeUnderTest, guest: str) -> list[psutil.Process]:
-    """Return the processes on this machine that are a guest of a node of this very lab.
+    """Return the processes of this machine that run a guest of a node of this lab, and of no other lab.
 
-    A virtual machine has its guest's name in its command line. The processes below the node's agent, whose command line
-    has the lab's folder, are guests, too: no check has others on a node meanwhile.
+    The command line of a virtual machine has the name of its guest. Guests that are processes are the descendants of
+    the node's agent, whose command line has the folder of the node's images. All descendants are taken, because no
+    check has other guests on the node at that time.
     """
     folder = str(local_images(lab, node))
     found = []
@@ -79,14 +80,15 @@ def processes_of(lab: LabUnderTest, node: NodeUnderTest, guest: str) -> list[psu
 
 
 def still_there(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Return those that have not ended; a number that another process has got meanwhile is not taken for it."""
+    """Return the processes that have not ended; a process with a reused PID does not count."""
     return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def check_use(used: float, cap_cores: float, idle_cores: float, doubt: Callable[[str], None]) -> None:
-    """Fail if a guest that would use all it can get used more than its cap, or much less.
+    """Fail if a guest with unlimited CPU demand used more than its cap, or much less.
 
-    Less is no fault of the hypervisor where the machine had no idle time to give: then it is a doubt.
+    A shortfall fails the check only if the machine had enough idle cores. On a busy machine it is a doubt, because
+    the hypervisor may not be the cause.
     """
     if used > most_cores(cap_cores):
         pytest.fail(
@@ -96,4 +98,4 @@ def check_use(used: float, cap_cores: float, idle_cores: float, doubt: Callable[
         told = f"{used:.3f} cores used under a cap of {cap_cores:.3f}: expected {LEAST_FRAC * cap_cores:.3f} at least"
         if idle_cores >= cap_cores - used:
             pytest.fail(f"{told}; {idle_cores:.2f} cores of the machine were idle")
-        doubt(f"{told}; the machine was busy with other things")
+        doubt(f"{told}; the machine had too few idle cores")

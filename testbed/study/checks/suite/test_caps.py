@@ -1,8 +1,8 @@
-"""CPU caps: honoured, followed when they change, and kept over save and restore.
+"""CPU caps are enforced, follow changes, and hold over save and restore.
 
-All of it is CPU time as the node counts it: the rate of a guest's work also falls for other reasons. A guest that gets
-much less than its cap allows is a fault if the machine had idle time, else a doubt; how exact caps are is a figure
-(`cap_error_points`).
+The checks use CPU time as the node counts it, because the rate of a guest's work also falls for other reasons. A guest
+that gets much less than its cap is a fault if the machine had idle CPU time, else a doubt. The accuracy of caps is a
+figure (`cap_error_points`).
 """
 
 # ruff: noqa: S101  # a check is made of assertions, which pytest rewrites
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.hypervisor()
 Doubt = Callable[[str], None]
 EVERY_S = 0.1
 WINDOW_S = 3.0
-SETTLED_S = 0.5  # after a change, of a cap or of a guest's life
+SETTLED_S = 0.5  # seconds that are left out after a start and after a change of a cap
 
 
 @pytest.mark.parametrize("yield_frac", [0.2, 0.6])
 def test_a_cap_is_honoured(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt, yield_frac: float
 ) -> None:
-    """A guest that would use all it can get uses what its cap allows.
+    """A guest with unlimited CPU demand uses as much CPU time as its cap allows.
 
     Broken by: `systemctl daemon-reload`, which resets quotas that libvirt has set (systemd #17938); a quota that counts
     one virtual CPU only.
@@ -45,9 +45,9 @@ def test_a_cap_is_honoured(
 def test_a_cap_follows_its_changes(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt
 ) -> None:
-    """A cut takes CPU time away from a running guest, and a raise gives it back.
+    """A lower cap takes CPU time away from a running guest, and a higher one gives it back.
 
-    Broken by: a setting that is written to the guest's configuration, and only comes into force at its next start.
+    Broken by: a setting that is written to the guest's configuration and takes effect only at its next start.
     """
     with guest() as job:
         high, low = job.cpu_cores * 0.7, job.cpu_cores * 0.2
@@ -67,10 +67,10 @@ def test_a_cap_follows_its_changes(
 def test_a_cap_is_kept_over_save_and_restore(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt
 ) -> None:
-    """A restored guest is under its cap from its first moment, not only once it is set again.
+    """A restored guest is capped from its first moment on, not only after the next command that sets its cap.
 
-    Broken by: Xen, where libvirt's save and restore reset cap and weight to none; a restore that lets the guest run
-    before its cap is set.
+    Broken by: Xen, where libvirt's save and restore remove cap and weight; a restore that lets the guest run before
+    its cap is set.
     """
     yield_frac = 0.3
     with guest() as job:

@@ -1,4 +1,4 @@
-"""Nothing is left: not by a job that was stopped, and not by a controller that let its lease go."""
+"""Clean-up: a stopped job leaves no guest and no image, and a released lease leaves no guest."""
 
 # ruff: noqa: S101  # a check is made of assertions, which pytest rewrites
 from __future__ import annotations
@@ -18,9 +18,9 @@ GONE_WITHIN_S = 10.0
 def test_a_stopped_job_leaves_no_guest_and_no_image(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest
 ) -> None:
-    """A job that was saved, restored, saved again and stopped leaves neither process nor file.
+    """A job that is saved, restored, saved again and stopped leaves no process and no file.
 
-    Broken by: a stop that forgets the image of an earlier save; a hypervisor that was ordered to exit and did not.
+    Broken by: a stop that forgets the image of an earlier save; a hypervisor that does not exit when ordered to.
     """
     folder = local_images(lab, node)
     with guest() as job:
@@ -39,12 +39,12 @@ def test_a_stopped_job_leaves_no_guest_and_no_image(
 def test_a_released_lease_leaves_no_guest(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest
 ) -> None:
-    """A controller that goes without stopping its job: the node's agent destroys the guest.
+    """The node's agent destroys the guests of a controller that releases its lease without stopping its job.
 
     Broken by: agents that wait for a command of a controller that has ended; locks that never expire.
     """
     local = is_local(lab, node)
-    job = guest().__enter__()  # and never left: the lab that could stop it will be another
+    job = guest().__enter__()  # the context is never left: the lab object that could stop the job is closed below
     job.start()
     running = processes_of(lab, node, job.name) if local else []
     assert running or not local, "a running job is a process of this machine"

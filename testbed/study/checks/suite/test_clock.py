@@ -16,26 +16,27 @@ pytestmark = pytest.mark.hypervisor()
 PAUSE_S = 3.0
 WINDOW_S = 2.0
 TOLD_S = 0.5  # the greatest age of a guest's report
-APART_FRAC = 0.25  # two clocks over a window of a loaded machine, each read when a message came
+# largest accepted difference of two clocks on a loaded machine: each is read when a message arrives
+APART_FRAC = 0.25
 
 
 def sample(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJob) -> GuestSample:
-    """Return what the node's agent knows of the job's guest."""
+    """Return the agent's latest sample of the job's guest."""
     return next(found for found in lab.guests_on(node) if found.guest == job.name)
 
 
 def worked_s(found: GuestSample) -> float:
-    """Return how long the program has worked by its own clock, in seconds."""
+    """Return the program's working time by its own clock, in seconds."""
     if found.supersteps is None:
-        pytest.skip("the program does not tell how long it worked by its own clock")
+        pytest.skip("the program does not report its working time by its own clock")
     return found.supersteps.compute_s + found.supersteps.comm_s
 
 
 def test_no_work_is_lost_or_repeated_over_a_pause(guest: Callable[..., BlockingLabJob], node: NodeUnderTest) -> None:
-    """A saved job goes on where it was: with no unit of work less, and with none done while it did not run.
+    """A restored job continues from its saved state: no work unit is lost, and none is done during the pause.
 
     Broken by: a guest that runs on after its memory was written (its work is repeated, and its messages come twice); a
-    restore from the image before the last; a guest that was left running beside its image.
+    restore from an older image; a guest that was left running beside its image.
     """
     with guest() as job:
         job.start()
@@ -54,10 +55,10 @@ def test_no_work_is_lost_or_repeated_over_a_pause(guest: Callable[..., BlockingL
 def test_the_guests_clock_leaves_the_pause_out_and_goes_on(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest
 ) -> None:
-    """What a program takes for working time is neither longer for a pause, nor does its clock stand after one.
+    """The pause is not part of the program's working time, and the program's clock runs again after the restore.
 
     Broken by: a clock source that is set forward by the pause in the middle of an iteration (`kvm-clock` after a save
-    while running), or that a restored guest has lost, so that its timers never come.
+    while running), or that a restored guest has lost, so that its timers never fire.
     """
     with guest() as job:
         job.start()
@@ -73,5 +74,5 @@ def test_the_guests_clock_leaves_the_pause_out_and_goes_on(
         later = sample(lab, node, job)
     assert worked_s(before) <= worked_s(after) <= worked_s(before) + ran_s
     window_s = (later.units_mono_ns - after.units_mono_ns) / 1e9
-    assert window_s > WINDOW_S / 2, "the guest told nothing of its progress"
+    assert window_s > WINDOW_S / 2, "the guest did not report its progress"
     assert worked_s(later) - worked_s(after) == pytest.approx(window_s, rel=APART_FRAC)

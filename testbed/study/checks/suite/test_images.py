@@ -1,4 +1,4 @@
-"""Images: whole or not there, and refused when they are not what was saved."""
+"""Images are complete or absent, and an image that differs from the saved one is refused."""
 
 # ruff: noqa: S101  # a check is made of assertions, which pytest rewrites
 from __future__ import annotations
@@ -24,13 +24,13 @@ BEGUN_WITHIN_S = 30.0
 
 
 def reference_of(path: Path) -> ImageRef:
-    """Return the reference of a file as it is, as if that had been saved."""
+    """Return an image reference with the size and digest of a file as it is now."""
     content = path.read_bytes()
     return ImageRef(image=path.name, bytes=len(content), digest=xxhash.xxh3_128_hexdigest(content))
 
 
 def kill_in_the_middle(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJob, folder: Path) -> bool:
-    """Save a job, and kill what runs its guest as soon as a part of the image is written; whether it was killed."""
+    """Save a job and kill its hypervisor once a part of the image is written; return whether the save failed."""
     running = processes_of(lab, node, job.name)
     assert running, "a running job is a process of this machine"
     with ThreadPoolExecutor(max_workers=1) as beside:
@@ -40,7 +40,7 @@ def kill_in_the_middle(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJ
             BEGUN_WITHIN_S,
             0.001,
         )
-        assert begun, "nothing of an image was written"
+        assert begun, "no part of an image was written"
         for process in running:
             try:
                 process.kill()
@@ -55,10 +55,10 @@ def kill_in_the_middle(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJ
 def test_a_save_that_is_killed_leaves_no_image_that_passes_for_whole(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest
 ) -> None:
-    """The hypervisor of a guest is killed while it writes the image: what is left of it never starts.
+    """A partial image, left when the hypervisor is killed during a save, never becomes a guest.
 
-    Even a reference with the digest of the torn file is refused, so that no later mistake of a controller can use it.
-    The node's agent stays, and the node goes on. Broken by: an image that is written under its own name.
+    The agent refuses even a reference with the digest of the partial file, so that no later mistake of a controller can
+    use it. The agent and its node continue. Broken by: an image that is written under its final name.
     """
     folder = local_images(lab, node)
     memory_mib = max(lab.small_mib, min(MOST_MIB, node.facts.memory_mib * 3 // 4))
@@ -73,10 +73,10 @@ def test_a_save_that_is_killed_leaves_no_image_that_passes_for_whole(
                     with pytest.raises(TestbedError):
                         lab.call(node, order, 120.0)
             assert job.name not in {found.guest for found in lab.guests_on(node)}
-        assert files_of(folder, job.guests) == [], "what the killed save left was not cleaned up"
+        assert files_of(folder, job.guests) == [], "files of the killed save were not removed"
         break
     else:
-        pytest.skip(f"{TRIES} saves of {memory_mib} MiB were over before they could be killed")
+        pytest.skip(f"{TRIES} saves of {memory_mib} MiB ended before their hypervisors could be killed")
     with guest() as next_one:
         next_one.start()
 
@@ -85,7 +85,7 @@ def test_a_save_that_is_killed_leaves_no_image_that_passes_for_whole(
 def test_a_damaged_image_is_refused(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, damage: str
 ) -> None:
-    """An image with one bit of memory turned over, or cut short, does not become a guest that works.
+    """An image with one inverted bit of memory, or a truncated image, does not become a running guest.
 
     Broken by: a hypervisor that checks the header of its image, but not the memory in it.
     """

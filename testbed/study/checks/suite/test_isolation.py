@@ -19,10 +19,10 @@ Doubt = Callable[[str], None]
 def test_capped_neighbours_keep_to_their_own_caps(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt
 ) -> None:
-    """Two guests of one node, capped at a third and at half of it, get each its own, and neither that of the other.
+    """Two guests of one node, with caps of 0.3 and 0.5 of it, each get the CPU time of their own cap.
 
-    Broken by: caps of a group instead of a guest; weights in place of caps, by which a guest gets more as long as its
-    neighbour is idle and less as soon as it is not.
+    Broken by: caps of a group instead of a guest; weights in place of caps, which give a guest more CPU time while its
+    neighbour is idle than while it is busy.
     """
     small, large = 0.3, 0.5
     with guest() as one, guest() as other:

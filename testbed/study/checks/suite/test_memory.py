@@ -12,15 +12,15 @@ from testbed.lab.blocking import BlockingLabJob
 from testbed.study.checks.lab import NodeUnderTest
 
 pytestmark = pytest.mark.hypervisor()
-WORK_S = 8.0  # more than it gets to do before it is saved for the second time
+WORK_S = 8.0  # seconds of work: more than the guest can do before its second save
 
 
 def test_memory_is_intact_over_save_and_restore(guest: Callable[..., BlockingLabJob], node: NodeUnderTest) -> None:
-    """The guest's memory comes back as it was, twice.
+    """The guest's memory is unchanged after two saves and restores.
 
-    Its program fills its memory with values that it can compute again, digests all of them with its work at the end,
-    and the node's agent, which has computed the same beside, compares. Broken by: a save that does not wait for the
-    disk and is restored from a torn file; pages that a hypervisor writes from a stale bitmap of dirty ones.
+    The program fills its memory with values that can be computed again, and at the end digests all of them together
+    with its work. The node's agent has computed the same digest and compares. Broken by: a save that does not wait for
+    the disk and is restored from a partial file; pages that a hypervisor writes from a stale dirty bitmap.
     """
     with guest(work_s=WORK_S) as job:
         job.start()
@@ -30,4 +30,4 @@ def test_memory_is_intact_over_save_and_restore(guest: Callable[..., BlockingLab
         (end,) = job.wait_end().values()
     assert end.event == "done"
     assert isinstance(end.detail, Done)
-    assert end.detail.verified, f"nobody knows on {node.name} whether {end.detail.checksum} is right"
+    assert end.detail.verified, f"the agent of {node.name} did not verify checksum {end.detail.checksum}"

@@ -22,10 +22,10 @@ def _with_mpi(driver: DriverUnderTest) -> None:
 
 
 def test_an_mpi_job_survives_a_coordinated_save(guest: Callable[..., BlockingLabJob], lab: LabUnderTest) -> None:
-    """Ranks on all nodes under test are saved at one point, restored where they were, and produce the right result.
+    """Ranks on all nodes under test are saved together, restored on the same nodes, and compute the expected checksum.
 
-    Their messages are in the checksum: one that was lost, doubled or reordered shows. Broken by: a save of one member
-    after the other, which leaves a message in a connection that the image of its receiver does not know.
+    The checksum covers their messages, so a message that is lost, duplicated or reordered changes it. Broken by: a save
+    of one rank after the other, which loses a message in transit that its receiver's image does not have.
     """
     nodes = lab.nodes if len(lab.nodes) > 1 else lab.nodes * 2
     with guest(nodes=nodes, work_s=WORK_S, cpu_cores=lab.cpus / 2) as job:
@@ -38,9 +38,9 @@ def test_an_mpi_job_survives_a_coordinated_save(guest: Callable[..., BlockingLab
 
 
 def test_an_mpi_job_is_restored_on_other_nodes(guest: Callable[..., BlockingLabJob], lab: LabUnderTest) -> None:
-    """The images of two ranks change places, and the job goes on over connections between other machines.
+    """Two ranks are restored on each other's nodes, and the job continues over connections between these nodes.
 
-    Broken by: addresses of guests that belong to their first node; an image server that sends a file that is not whole.
+    Broken by: guest addresses that belong to their first node; an image server that sends an incomplete file.
     """
     if len(lab.nodes) < 2:
         pytest.skip("one node under test: expected two or more")

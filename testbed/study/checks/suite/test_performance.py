@@ -1,4 +1,4 @@
-"""Figures of the lab's nodes, against what they were on this machine."""
+"""Performance figures of the lab's nodes, compared with the references of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW_S = 2.0
 def test_how_fast_guests_start_save_and_restore(
     guest: Callable[..., BlockingLabJob], lab: LabUnderTest, measure: Measure
 ) -> None:
-    """From the order to the first progress, for a new guest and for a saved one; and a save until it is durable.
+    """Time from the command to the first progress of a new guest and of a restored one, and to a durable image.
 
     Broken by: QEMU that is probed again for every guest (54 s per start); a page cache that is written back only on a
     flush; a hypervisor's own limit on the speed of a save.
@@ -44,9 +44,10 @@ def test_how_fast_guests_start_save_and_restore(
 def test_how_exact_a_cap_is_and_what_a_cpu_second_does(
     guest: Callable[..., BlockingLabJob], lab: LabUnderTest, measure: Measure
 ) -> None:
-    """CPU time used under a cap, away from it, in points of a core; and the work that a second of it does.
+    """Distance of the CPU use from the cap, in percentage points of one core; and work units per second of CPU time.
 
-    Broken by: a quota's period that is long for the window; guests that are emulated where they had been accelerated.
+    Broken by: a quota whose period is long for the window; guests that are emulated although they were accelerated
+    when the reference was measured.
     """
     yield_frac = 0.4
 
@@ -65,9 +66,10 @@ def test_how_exact_a_cap_is_and_what_a_cpu_second_does(
 
 @pytest.mark.reference("cap_response_s")
 def test_how_soon_a_cap_is_in_force(guest: Callable[..., BlockingLabJob], lab: LabUnderTest, measure: Measure) -> None:
-    """CPU time used beyond a cap after the order to cut it, as seconds at the rate of before.
+    """CPU time used beyond a lower cap after the command that set it, as seconds at the previous rate of use.
 
-    Broken by: a quota of a long period, whose old slice is used up first; an agent that answers before it has set it.
+    Broken by: a quota with a long period, whose old slice is used up first; an agent that answers before it has set
+    the cap.
     """
     high, low = 0.8, 0.2
 

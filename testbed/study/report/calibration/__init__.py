@@ -1,1 +1,1 @@
-"""The page of a calibration, and its figures."""
+"""The report page of a calibration, with its figures and tables."""

@@ -1,4 +1,4 @@
-"""Observations of a calibration as rows to draw: each with its trial, its condition and the observed values."""
+"""Observations of a calibration as rows for figures: each with its trial, its condition and the observed values."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ _MOST_LISTED = 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One observation: the number of its trial, and condition and observation by their names."""
+    """One observation: the number of its trial, and the values of its condition and of itself by name."""
 
     trial: int
     values: Mapping[str, Value]
 
     def number(self, name: str) -> float | None:
-        """Return a value that is a finite number, else None."""
+        """Return a value by its name if it is a finite number, else None."""
         return number(self.values, name)
 
     def at(self, *names: str) -> tuple[Value, ...]:
-        """Return values by their names, an empty text for one that is not there."""
+        """Return values by their names, with an empty text for a missing value."""
         return tuple(self.values.get(name, "") for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The data of one experiment's figures: all trials, and the calibration from them."""
+    """The data for one experiment's figures: all trials, and the calibration from them."""
 
     experiment: str
     trials: Trials
     calibration: Calibration
 
     def rows(self, *names: str) -> list[Row]:
-        """Return the observations of this experiment in which all these are finite numbers."""
+        """Return the observations of this experiment in which all these values are finite numbers."""
         return having(rows_of(self.trials, self.experiment), *names)
 
     def absent(self, name: str, title: str, reason: str = "") -> Absent:
-        """Return the text in place of a figure that cannot be drawn; without a reason it comes from the trials."""
+        """Return the placeholder of a figure that cannot be drawn; the default reason is from the trials."""
         return Absent(name, title, reason or self.why_not())
 
     def why_not(self) -> str:
-        """Return one line on why this experiment has nothing to draw."""
+        """Return the reason why this experiment has no data for a figure, in one line."""
         skipped = self.trials.begin.get("skipped")
         if isinstance(skipped, dict) and self.experiment in skipped:
             return f"Not measured: {self.experiment} was left out on this lab: {skipped[self.experiment]}."
         if self.trials.of(self.experiment):
-            return f"Not measured: the trials of {self.experiment} do not hold what this figure needs."
+            return f"Not measured: the trials of {self.experiment} lack the values that this figure needs."
         failed = [outcome for outcome in self.trials.outcomes if outcome.experiment == self.experiment]
         if failed:
             last = failed[-1].error
@@ -69,7 +69,7 @@ class Measured:
 
 
 def rows_of(trials: Trials, experiment: str) -> list[Row]:
-    """Return the observations of an experiment's trials that did not fail."""
+    """Return the observations of an experiment's successful trials."""
     return [
         Row(outcome.trial, {**outcome.condition, **observation})
         for outcome in trials.of(experiment)
@@ -78,17 +78,17 @@ def rows_of(trials: Trials, experiment: str) -> list[Row]:
 
 
 def having(rows: Iterable[Row], *names: str) -> list[Row]:
-    """Return the rows in which all these are finite numbers."""
+    """Return the rows in which all these values are finite numbers."""
     return [row for row in rows if all(row.number(name) is not None for name in names)]
 
 
 def wholly_touched(rows: Sequence[Row]) -> list[Row]:
-    """Return the observations of guests that touched all of their memory; all of them if there are none."""
+    """Return the observations of guests that touched all of their memory; all observations if there are none."""
     return [row for row in rows if row.number("touched_frac") in {None, 1.0}] or list(rows)
 
 
 def values_of(rows: Iterable[Row], name: str) -> Floats:
-    """Return a value of all rows (n,); each must have it (see `having`)."""
+    """Return a value of all rows (n,); every row must have it (see `having`)."""
     return np.array([row.number(name) for row in rows], dtype=np.float64)
 
 
@@ -98,7 +98,7 @@ def trials_of(rows: Iterable[Row]) -> Ints:
 
 
 def groups(rows: Iterable[Row], *names: str) -> dict[tuple[Value, ...], list[Row]]:
-    """Return rows by the values of these names, in their order: numbers before texts."""
+    """Return rows grouped by the values of these names, sorted with numbers before texts."""
     found: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(row.at(*names), []).append(row)
@@ -106,7 +106,7 @@ def groups(rows: Iterable[Row], *names: str) -> dict[tuple[Value, ...], list[Row
 
 
 def usual(rows: Iterable[Row], *names: str) -> tuple[Value, ...]:
-    """Return the values of these names that most conditions share; ties go to the first ones met."""
+    """Return the most frequent values of these names over trials; ties go to the first ones."""
     conditions = Counter(row.at(*names) for row in {(row.trial, row.at(*names)): row for row in rows}.values())
     return max(conditions, key=lambda values: conditions[values]) if conditions else ()
 
@@ -121,7 +121,7 @@ def median_headline(rows: Sequence[Row], name: str, label: str) -> tuple[Headlin
 
 
 def middle(rows: Sequence[Row], name: str) -> Interval:
-    """Return the median of a value with its 95 % interval over trials; NaN bounds where one trial supports none."""
+    """Return the median of a value with its 95 % interval over trials; NaN bounds for a single trial."""
     return _median(tuple(values_of(rows, name).tolist()), tuple(trials_of(rows).tolist()))
 
 
@@ -132,7 +132,7 @@ def _median(values: tuple[float, ...], trials: tuple[int, ...]) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Observations of one value under a label, drawn with one mark; values are multiplied by `factor` (of a unit)."""
+    """Observations of one value under a label, drawn with one mark; `factor` converts values to another unit."""
 
     label: str
     rows: Sequence[Row]
@@ -147,13 +147,13 @@ class Series:
 
     @property
     def middle(self) -> Interval:
-        """Return their median with its 95 % interval over trials."""
+        """Return the median with its 95 % interval over trials."""
         return scaled(middle(self.rows, self.name), self.factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Durations `x_s` (n,) and `y_s` (n,) of the same operations by two clocks, and the observation of each."""
+    """Durations `x_s` (n,) and `y_s` (n,) of the same operations by two clocks, and the observations (n,)."""
 
     title: str
     x_label: str
@@ -164,12 +164,12 @@ class Clocks:
 
 
 def scaled(found: Interval, factor: float) -> Interval:
-    """Return an interval in another unit."""
+    """Return an interval multiplied by a factor."""
     return Interval(found.value * factor, found.low * factor, found.high * factor)
 
 
 def spread(count: int) -> Floats:
-    """Return `count` offsets in -0.5 to 0.5, the same every time, that keep dots apart from their neighbours."""
+    """Return `count` deterministic offsets in -0.5 to 0.5 that separate neighbouring dots."""
     return np.asarray((np.arange(count) * _GOLDEN + 0.5) % 1.0 - 0.5, dtype=np.float64)
 
 
@@ -189,13 +189,13 @@ def interval_words(found: Interval, unit: str, digits: int = 3) -> str:
 
 
 def figure_words(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, without an exponent where a person would use none."""
+    """Return a number with so many significant digits, without an exponent below 1e9."""
     text = f"{value:.{digits}g}"
     return f"{value:,.0f}" if "e+" in text and abs(value) < 1e9 else text
 
 
 def listed(series: Sequence[Series], unit: str) -> str:
-    """Format medians of series, of many only the least and the greatest: the table of quantities has them all."""
+    """Return the medians of series as text; of many series only the least and the greatest, as a table has all."""
     chosen = [(one.label, one.middle) for one in series]
     if len(chosen) > _MOST_LISTED:
         ranked = sorted(chosen, key=lambda one: one[1].value)
@@ -204,7 +204,7 @@ def listed(series: Sequence[Series], unit: str) -> str:
 
 
 def percent(value: Value | float) -> str:
-    """Return a fraction in percent as text."""
+    """Return a fraction as a percentage."""
     return f"{100.0 * float(value):.3g} %" if isinstance(value, (int, float)) else str(value)
 
 

@@ -1,7 +1,7 @@
-"""The lines of a calibration's fits, from its quantities, with the 95 % band that the trials support.
+"""The lines of a calibration's fits, from its quantities, with 95 % bands from its trials.
 
-The lines are those of the file. A band is the bootstrap over whole trials of the same estimator (Theil and Sen over
-memory, at the saturation that was found), pointwise in memory.
+The lines are those of the calibration file. A band is a bootstrap over whole trials of the same estimator (Theil-Sen
+over memory, at the fitted saturation), pointwise in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GRID = 25
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Expected times over memory for `level` tasks at once (0: for any number), all (k,); the band may be NaN."""
+    """Expected times over memory for `level` tasks at once (0: for any number); arrays (k,), bands may be NaN."""
 
     level: int
     memory_mib: Floats
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Law:
-    """time = fixed + memory / rate * max(1, tasks / saturation); without a rate it is `fixed_s`."""
+    """A fitted model: time = fixed + memory / rate * max(1, tasks / saturation); without a rate, time = fixed."""
 
     fixed: Quantity
     rate: Quantity | None
@@ -54,7 +54,7 @@ class _Law:
 def lines_of(
     calibration: Calibration, name: str, condition: Mapping[str, Value], rows: Sequence[Row], observed: str
 ) -> list[Line]:
-    """Return the lines of a fit named so under exactly this condition; `rows` are those that it was made of."""
+    """Return the lines of the fit with this name and exactly this condition; `rows` are its observations."""
     known = having(rows, "memory_mib", observed)
     if not known:
         return []
@@ -76,7 +76,7 @@ def lines_of(
 
 
 def law_words(calibration: Calibration, name: str, condition: Mapping[str, Value], levels: Sequence[int]) -> str:
-    """Format a fit: "1.0 s + m / 300 MiB/s", for each number of tasks at once where those differ; empty without one."""
+    """Return a fit as text such as "1.0 s + m / 300 MiB/s", per number of tasks at once if these differ; or ""."""
     found = []
     for level in (0, *levels):
         law = _law(calibration, name, {**condition, "concurrent": level} if level else condition)
@@ -86,13 +86,13 @@ def law_words(calibration: Calibration, name: str, condition: Mapping[str, Value
         if law.rate is not None:
             words += f" + m / {_with_interval(law.rate)}"
         if law.saturation < np.inf and law.rate is not None:
-            words += f", all at once no faster than {figure_words(law.saturation * law.rate.value)} MiB/s"
+            words += f", total rate of all at once at most {figure_words(law.saturation * law.rate.value)} MiB/s"
         found.append(f"{words} ({level} at once)" if level else words)
     return "; ".join(found)
 
 
 def is_outlier(calibration: Calibration, quantity: str, row: Row, value: float) -> bool:
-    """Whether the calibration calls this observation of a quantity an outlier."""
+    """Return whether the calibration lists this observation of a quantity as an outlier."""
     return any(
         one.quantity == quantity and one.trial == row.trial and isclose(one.value, value, rel_tol=1e-4, abs_tol=1e-9)
         for one in calibration.outliers

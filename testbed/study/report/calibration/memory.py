@@ -1,4 +1,4 @@
-"""Durations against the memory of a guest: every observation, the fits with their bands, and outliers."""
+"""Charts of durations against the memory of a guest: all observations, the fits with their bands, and outliers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DASHES = ("-", (0, (5, 1.5)), (0, (2, 1)), "-.")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A duration over memory, observed as `observed`; `name` is that of its fit, `law` the fit as text."""
+    """A duration over memory; `observed` is the name of the value, `name` that of its fit, `law` the fit as text."""
 
     name: str
     observed: str
@@ -48,13 +48,13 @@ class Phase:
         cls, calibration: Calibration, name: str, observed: str, label: str, rows: Sequence[Row],
         condition: Mapping[str, Value],
     ) -> Self:  # fmt: skip
-        """Return a phase with its fit under exactly this condition; every row has the memory and what was observed."""
+        """Return a phase with its fit under exactly this condition; every row has the memory and the observed value."""
         levels = sorted({int(row.number("concurrent") or 1) for row in rows})
         lines = lines_of(calibration, name, condition, rows, observed)
         return cls(name, observed, label, rows, lines, law_words(calibration, name, condition, levels))
 
     def is_outlier(self, calibration: Calibration, row: Row) -> bool:
-        """Whether the calibration lists the observation as an outlier."""
+        """Return whether the calibration lists the observation as an outlier."""
         return is_outlier(calibration, f"{self.name}_s", row, row.number(self.observed) or 0.0)
 
 
@@ -71,7 +71,7 @@ def phase_chart(name: str, title: str, caption: str, phase: Phase, calibration: 
 
 
 def phase_panels(figure: Figure, phases: Sequence[Phase], calibration: Calibration, *, across: int) -> list[Axes]:
-    """Draw phases over memory in panels, `across` in a row."""
+    """Draw phases over memory in panels, `across` per row."""
     cells = panels(figure, len(phases), across=across, height_in=2.9)
     for place, (axes, phase) in enumerate(zip(cells, phases, strict=True)):
         over_memory(axes, phase, calibration)
@@ -83,7 +83,7 @@ def phase_panels(figure: Figure, phases: Sequence[Phase], calibration: Calibrati
 
 
 def over_memory(axes: Axes, phase: Phase, calibration: Calibration) -> None:
-    """Draw every observation over memory, a mark for each number of guests at once, with fits, bands and outliers."""
+    """Draw all observations over memory, with one mark per number of guests at once, fits, bands and outliers."""
     rows = phase.rows
     by_level = groups(rows, "concurrent")
     sizes = np.unique(values_of(rows, "memory_mib"))
@@ -112,7 +112,7 @@ def over_memory(axes: Axes, phase: Phase, calibration: Calibration) -> None:
 
 
 def _close_up(axes: Axes, phase: Phase, calibration: Calibration) -> float:
-    """Return where the axis of seconds ends, so that few wild outliers do not hide the rest; label those beyond it."""
+    """Return the upper end of the axis of seconds, and label outliers beyond it, which would compress all others."""
     rows, observed = phase.rows, phase.observed
     wild = [row for row in rows if phase.is_outlier(calibration, row)]
     values = values_of(rows, observed)
@@ -122,7 +122,7 @@ def _close_up(axes: Axes, phase: Phase, calibration: Calibration) -> float:
     if values.max() <= _WILD * most_s:
         return 1.07 * float(values.max())
     top_s = 1.25 * most_s
-    for value_s in np.sort(values).tolist():  # labels for all values inside, none for one just outside
+    for value_s in np.sort(values).tolist():  # extend the axis to values just beyond it, so that they need no label
         top_s = max(top_s, 1.14 * value_s) if value_s <= 1.12 * top_s else top_s
     for (memory_mib,), own in groups(
         [row for row in wild if (row.number(observed) or 0.0) > top_s], "memory_mib"

@@ -1,4 +1,4 @@
-"""A calibration drawn: one page of HTML that needs nothing else."""
+"""The report page of a calibration: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.study.report.page.document import Page, Section, write_page
 from testbed.study.report.page.style import Absent, Chart
 
 _MOST_REMARKS = 12
-_TAKEN = frozenset(  # the parts of the page that are no figures of one experiment
+_TAKEN = frozenset(  # ids of the page that do not belong to figures of a single experiment
     [
         "calibration_penalty", "calibration_clocks", "verdicts", "assumed", "clocks", "tables", "provenance",
         "assumptions", "quantities", "outliers", "failed", "experiments", "nodes",
@@ -31,7 +31,7 @@ _TAKEN = frozenset(  # the parts of the page that are no figures of one experime
 
 
 def calibration_page(trials: Trials, calibration: Calibration) -> Page:
-    """Return the page of a calibration; figures of what was not measured are a line that says why."""
+    """Return the page of a calibration; a figure without measurements is replaced by a line with the reason."""
     verdicts = {name: one.verdict for name, one in calibration.assumptions.items()}
     measured = [verdict for verdict in verdicts.values() if verdict != "not measured"]
     counts = [
@@ -44,7 +44,7 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
     return Page(
         title=f"Calibration of {lab}",
         kicker="Calibration, quick" if trials.begin.get("quick") else "Calibration",
-        heading=f"What rescheduling costs on {lab}",
+        heading=f"The cost of rescheduling on {lab}",
         policy="",
         verdict=(
             f"{len(measured)} of {len(verdicts)} assumptions were measured"
@@ -52,8 +52,8 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
         ),
         well=not broken,
         lead=(
-            f"{calibration.about.trials} trials with fresh guests, in random order; every trial is a dot, every "
-            f"interval is of 95 % over trials.{' ' + _failures(broken) if broken else ''}"
+            f"{calibration.about.trials} trials with fresh guests in random order. Dots in figures are observations; "
+            f"intervals are 95 % intervals over trials.{' ' + _failures(broken) if broken else ''}"
         ),
         source=f"{calibration.about.trials_file or 'trials.jsonl'} and its fits",
         headlines=tuple(shown.headlines),
@@ -63,13 +63,14 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
                 "verdicts", "Assumptions", tables=(assumptions_table(calibration),),
             ),
             Section(
-                "assumed", "300 s against reality", (figure_assumed(shown.penalties, shown.of_reschedulings),),
+                "assumed", "Measured penalties and the assumed 300 s",
+                (figure_assumed(shown.penalties, shown.of_reschedulings),),
             ),
             *(
                 Section(f"experiments-{number}", title, tuple(sorted(figures, key=_wide_first)))
                 for number, (title, figures) in enumerate(shown.sections.items(), 1)
             ),
-            Section("clocks", "Two clocks", (figure_clocks(shown.clocks, shown.of_clocks),)),
+            Section("clocks", "Comparison of clocks", (figure_clocks(shown.clocks, shown.of_clocks),)),
             Section(
                 "tables", "Tables",
                 tables=tuple(one for one in (quantities_table(calibration), outliers, failed) if one),
@@ -83,24 +84,24 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
 
 
 def write_calibration_report(trials: Trials, calibration: Calibration, path: Path) -> None:
-    """Write the page of a calibration to `path` in one piece, or raise `UserError`.
+    """Write the page of a calibration to `path` atomically. Raises `UserError`.
 
-    The page is whole in itself: it asks no network for anything. Equal input gives equal bytes.
+    The page is self-contained and needs no network. Equal input gives equal bytes.
     """
     write_page(calibration_page(trials, calibration), path)
 
 
 def _wide_first(figure: Chart | Absent) -> bool:
-    """Order the figures of a section so that two half charts have one line of the page."""
+    """Return the sort key of a figure: wide charts first, so that half charts come in pairs on one row."""
     return not (isinstance(figure, Chart) and figure.wide)
 
 
 def _failures(count: int) -> str:
-    return f"{count} trial{'' if count == 1 else 's'} failed and gave no observation."
+    return f"{count} trial{'' if count == 1 else 's'} failed and have no observations."
 
 
 def _remarks(trials: Trials, shown: Shown) -> list[str]:
-    """Return what a reader should know before the numbers."""
+    """Return remarks for the top of the page: quick calibration, failed trials, notes."""
     found = []
     if trials.begin.get("quick"):
         found.append("A quick calibration: few conditions and few trials; intervals are wide or missing.")

@@ -1,4 +1,4 @@
-"""Common parts of the figures of a calibration: sizes, panels beside or below each other, dots and intervals."""
+"""Common parts of a calibration's figures: sizes, grids of panels, dots and intervals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROW_IN = 0.34
 
 
 def sized(draw: Callable[[Figure], None]) -> Callable[[Figure], None]:
-    """Return `draw` with text that is still read where a half chart fills a narrow screen, never below 9 pt."""
+    """Return `draw` with font sizes that remain legible, at least 9 pt, if a half chart fills a narrow screen."""
 
     def larger(figure: Figure) -> None:
         import matplotlib as mpl  # noqa: PLC0415  # only to draw
@@ -55,12 +55,12 @@ def sized(draw: Callable[[Figure], None]) -> Callable[[Figure], None]:
 
 
 def is_narrow(figure: Figure) -> bool:
-    """Whether the figure is that for narrow screens."""
+    """Return whether the figure is the version for narrow screens."""
     return figure.get_figwidth() <= NARROW_IN + 0.1
 
 
 def panels(figure: Figure, count: int, *, across: int, height_in: float, sharey: bool = False) -> list[Axes]:
-    """Return `count` axes, `across` in a row (one below the other on narrow screens), each `height_in` high."""
+    """Return `count` axes, `across` per row (one per row on narrow screens), each `height_in` inches high."""
     columns = 1 if is_narrow(figure) else min(across, count)
     lines = -(-count // columns)
     figure.set_figheight(lines * height_in + 0.45)
@@ -71,7 +71,7 @@ def panels(figure: Figure, count: int, *, across: int, height_in: float, sharey:
 
 
 def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
-    """Put the legend of one of the axes above all of them; one column on narrow screens if the labels are long."""
+    """Put the legend of one of the axes above the figure, in as many of `columns` as the labels fit."""
     from matplotlib.collections import PathCollection  # noqa: PLC0415  # only to draw
 
     handles, labels = axes.get_legend_handles_labels()
@@ -93,7 +93,7 @@ def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
 def dots(
     axes: Axes, x: Floats, y: Floats, mark: int, *, label: str = "", total: int | None = None, size: float = 20.0
 ) -> None:
-    """Draw one dot an observation, fainter and smaller where there are many of them."""
+    """Draw one dot per observation, fainter and smaller if there are many."""
     many = (x.size if total is None else total) > 300
     color, marker = MARKS[mark % len(MARKS)]
     axes.scatter(
@@ -103,14 +103,14 @@ def dots(
 
 
 def ring(axes: Axes, x: Floats, y: Floats, *, label: str = "") -> None:
-    """Mark outliers by a shape around them."""
+    """Mark outliers with a diamond around them."""
     axes.scatter(
         x, y, s=95, facecolors="none", edgecolors=INK, marker="D", linewidths=0.9, zorder=5, label=label or None
     )
 
 
 def interval_mark(axes: Axes, x: float, y: float, found: Interval, *, upright: bool, label: str = "") -> None:
-    """Draw a median as a stroke across, and its 95 % interval as a bar, where there is one."""
+    """Draw a median as a stroke, and its 95 % interval as an error bar if it has one."""
     bounds = isfinite(found.low) and isfinite(found.high)
     apart = [[max(found.value - found.low, 0.0)], [max(found.high - found.value, 0.0)]] if bounds else None
     axes.errorbar(
@@ -120,7 +120,7 @@ def interval_mark(axes: Axes, x: float, y: float, found: Interval, *, upright: b
 
 
 def strips(axes: Axes, rows: Sequence[Series], x_label: str, *, log: bool = False) -> None:
-    """Draw lines of dots one below the other, each with its median and interval."""
+    """Draw a strip plot: one row of dots per series, with its median and interval."""
     for place, row in enumerate(rows):
         values, middle = row.values, row.middle
         dots(axes, values, place + 0.5 * spread(values.size), row.mark, total=values.size)
@@ -142,9 +142,10 @@ def strip_chart(
     name: str, title: str, caption: str, alt: str, rows: Sequence[Series], x_label: str, *,
     log: bool = False, around: float | None = None, height_in: float = 3.4,
 ) -> Chart:  # fmt: skip
-    """Return a chart of lines of dots, one for each series, with medians and intervals; see `Chart` for the texts.
+    """Return a strip chart: one row of dots per series, with medians and intervals; see `Chart` for the texts.
 
-    `around` shows values closely around one that is expected, where an axis from 0 would hide what differs.
+    With `around`, the axis covers only the values and this expected value, because an axis from 0 would hide small
+    differences.
     """
 
     def draw(figure: Figure) -> None:
@@ -162,9 +163,9 @@ def strip_chart(
 def strip_panels(
     name: str, title: str, caption: str, alt: str, rows: Sequence[Series], observed: Sequence[tuple[str, str]]
 ) -> Chart:
-    """Return a wide chart with a panel of strips for each of several values of the same rows, in seconds, from 0.
+    """Return a wide chart with one panel of strips per value of the same rows, in seconds, from 0.
 
-    `observed` holds the name and the title of each value.
+    `observed` has the name and the title of each value.
     """
 
     def draw(figure: Figure) -> None:
@@ -187,12 +188,12 @@ def _close_up(axes: Axes, rows: Sequence[Series], around: float) -> None:
 
 
 def strips_height_in(rows: int) -> float:
-    """Return how high a strip chart of so many lines should be, with legend and axis."""
+    """Return the height in inches of a strip chart with so many rows, including legend and axis."""
     return 1.15 + _ROW_IN * max(rows, 2)
 
 
 def log_axis(axes: Axes, values: Sequence[Floats], *, upright: bool) -> None:
-    """Make an axis logarithmic around positive values, with plain numbers on it; linear from 0 if any is not."""
+    """Make an axis logarithmic with plain numbers if all values are positive, else linear from 0."""
     known = np.concatenate(list(values)) if values else np.zeros(0)
     if not known.size or known.min() <= 0.0:
         (axes.set_ylim if upright else axes.set_xlim)(0.0)
@@ -203,7 +204,7 @@ def log_axis(axes: Axes, values: Sequence[Floats], *, upright: bool) -> None:
 
 
 def memory_axis(axes: Axes, most_mib: float) -> None:
-    """Label the axis of memory, from 0."""
+    """Set up and label the x axis for memory, from 0."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  # only to draw
 
     axes.set_xlabel("memory of a guest (MiB)")
@@ -212,7 +213,7 @@ def memory_axis(axes: Axes, most_mib: float) -> None:
 
 
 def seconds_scale(rows: Sequence[Row], name: str) -> tuple[float, str]:
-    """Return by what to multiply seconds, and the name of the unit then, so that numbers are easily read."""
+    """Return the factor and the name of a unit (s, ms or µs) that suits the typical duration."""
     typical_s = float(np.median(np.abs(values_of(rows, name)))) if rows else 1.0
     if typical_s < 5e-4:
         return 1e6, "µs"

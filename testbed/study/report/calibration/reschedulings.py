@@ -1,4 +1,4 @@
-"""Figures over all experiments on reschedulings: penalties against the 300 s of the papers, and two clocks."""
+"""Figures over all experiments on reschedulings: penalties against the papers' 300 s, and comparisons of clocks."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 
 def figure_assumed(series: Sequence[Series], reason: str) -> Chart | Absent:
-    """Return measured penalties on a logarithmic axis that reaches to the 300 s of the papers."""
-    name, title = "calibration_penalty", "300 s, as the papers assume, and the penalty here"
+    """Return a strip chart of measured penalties on a logarithmic axis that includes the papers' 300 s."""
+    name, title = "calibration_penalty", "Rescheduling penalties: measured, and assumed by the papers (300 s)"
     if not series:
         return Absent(name, title, reason)
 
     def draw(figure: Figure) -> None:
         figure.set_figheight(strips_height_in(len(series)))
         axes = figure.add_subplot()
-        strips(axes, series, "seconds of wall time, logarithmic")
+        strips(axes, series, "penalty (wall s, logarithmic)")
         log_axis(axes, [*(one.values for one in series), np.array([PENALTY_S])], upright=False)
         axes.axvline(PENALTY_S, color=VERMILION, linewidth=2.0, linestyle=(0, (4, 2)), label="assumed: 300 s [RR 5.1]")
         legend_above(figure, axes, 3)
 
     words = listed(series, "s")
     caption = (
-        "Wall seconds that a preemption and the restore after it took from a job, save + restore + first progress, "
-        "without the pause between; for live migrations what the job felt. One dot an observation, with the median and "
-        "its 95 % interval over trials; what a job felt that is not above 0 s has no place on this axis. "
+        "Wall seconds that a preemption with its restore costs a job: save + restore + first progress, without the "
+        "pause between them. For live migrations: the felt time. One dot per observation, with the median and its 95 % "
+        "interval over trials. Felt times of 0 s or less are not on this logarithmic axis. "
         f"Medians: {words}. {count_words([row for one in series for row in one.rows])}."
     )
-    return Chart(name, title, caption, f"Penalties, where 300 s are assumed: {words}", sized(draw), wide=True)
+    return Chart(name, title, caption, f"Measured penalties (assumed: 300 s): {words}", sized(draw), wide=True)
 
 
 def figure_clocks(clocks: Sequence[Clocks], reason: str) -> Chart | Absent:
-    """Return durations by two clocks on logarithmic axes, with the line on which both agree."""
-    name, title = "calibration_clocks", "Two clocks"
+    """Return scatter plots of durations by two clocks on logarithmic axes, with the line of agreement."""
+    name, title = "calibration_clocks", "The same durations by two clocks"
     pairs = [one for one in map(_positive, clocks) if one.rows]
     if not pairs:
         return Absent(name, title, reason)
@@ -68,16 +68,16 @@ def figure_clocks(clocks: Sequence[Clocks], reason: str) -> Chart | Absent:
         more = median_interval(pair.y_s - pair.x_s, trials_of(pair.rows))
         said.append(f"{pair.title}: {pair.y_label} less {pair.x_label} {interval_words(more, 's')}")
     caption = (
-        "One dot an observation; on the line both clocks agree, above it more was felt than was reported. Felt is the "
-        "work that the job did not do, by its own count, in seconds of its rate before; without the pause that was "
-        f"asked for. Medians with 95 % intervals over trials. {'; '.join(said)}. "
+        "Wall seconds by two clocks; one dot per observation. On the line both clocks agree; above it the second clock "
+        "(y axis) shows a longer duration. Felt: the work that the job did not do, by its own count, divided by its rate "
+        f"before, without requested pauses. Median differences with 95 % intervals over trials: {'; '.join(said)}. "
         + " ".join(f"{pair.title}: {count_words(pair.rows)}." for pair in pairs)
     )
     return Chart(name, title, caption, "; ".join(said), sized(draw), wide=True)
 
 
 def _positive(clocks: Clocks) -> Clocks:
-    """Leave out durations that are not above 0: logarithmic axes have no place for them."""
+    """Return the durations above 0, as logarithmic axes cannot show the others."""
     kept = (clocks.x_s > 0.0) & (clocks.y_s > 0.0)
     rows = [row for row, keep in zip(clocks.rows, kept.tolist(), strict=True) if keep]
     return Clocks(clocks.title, clocks.x_label, clocks.y_label, clocks.x_s[kept], clocks.y_s[kept], rows)

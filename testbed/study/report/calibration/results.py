@@ -1,4 +1,4 @@
-"""The figures of experiments on a calibration's page, checked: an experiment's failure affects its own figures."""
+"""The checked figures of experiments on a calibration's page: an error affects only its own experiment's figures."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Shown:
-    """Figures by the section of their experiment, series and clocks of all experiments, headlines, and failures.
+    """Figures by section, series and clocks of all experiments, headlines, and notes on failures.
 
-    `of_reschedulings` is why the first experiment on reschedulings has nothing to draw, `of_clocks` likewise.
+    `of_reschedulings` is the reason why the first experiment on reschedulings has no data, `of_clocks` the same for
+    clocks.
     """
 
     sections: dict[str, list[Chart | Absent]] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Shown:
 def shown_by(
     trials: Trials, calibration: Calibration, experiments: Sequence[Experiment], taken: AbstractSet[str] = frozenset()
 ) -> Shown:
-    """Ask every experiment, in their order; `taken` are names on the page that no figure can have."""
+    """Return the results of all experiments, in their order; `taken` are names on the page that no figure may have."""
     found = Shown()
     names = set(taken)
     for experiment in experiments:
@@ -67,7 +68,7 @@ def shown_by(
 def _each(
     measured: Measured, method: Callable[[Measured], Sequence[T] | None], kind: type[T], notes: list[str]
 ) -> list[T] | None:
-    """Return what a method of an experiment returns, each part of the right kind; None if it has none or failed."""
+    """Return the checked results of an experiment's method, None if it has none or failed."""
 
     def made() -> list[T] | None:
         found = method(measured)
@@ -83,7 +84,7 @@ def _each(
 
 
 def _drawable(one: object) -> bool:
-    """Whether the figures that several experiments share can be made of this."""
+    """Return whether the common figures of several experiments can be drawn from this object."""
     match one:
         case Series():
             return len(one.rows) > 0 and bool(np.isfinite(one.values).all())
@@ -95,7 +96,7 @@ def _drawable(one: object) -> bool:
 def _figures(
     experiment: Experiment, measured: Measured, taken: AbstractSet[str], notes: list[str]
 ) -> list[Chart | Absent]:
-    """Return the figures of an experiment; a line that says why in their place if there is something wrong."""
+    """Return the figures of an experiment, or a single placeholder with the error if they are invalid."""
 
     def made() -> list[Chart | Absent]:
         found = list(experiment.figures(measured))
@@ -126,7 +127,7 @@ def _checked_name(experiment: str, figure: object) -> str:
 
 
 def _guarded(experiment: str, figure: Chart | Absent) -> Chart | Absent:
-    """Return a chart whose drawing cannot end that of the page: the error that it raises is shown in its place."""
+    """Return a chart that shows the error in place of its drawing if `draw` raises one."""
     if isinstance(figure, Absent):
         return figure
     draw = figure.draw
@@ -135,7 +136,7 @@ def _guarded(experiment: str, figure: Chart | Absent) -> Chart | Absent:
         try:
             draw(canvas)
             canvas.draw_without_rendering()
-        except Exception as error:  # noqa: BLE001  # whatever a plug-in raises must not cost the page
+        except Exception as error:  # noqa: BLE001  # no error of a plug-in may prevent the page
             words = f"experiment {experiment}: this figure cannot be drawn:\n{type(error).__name__}: {error}"
             canvas.clear()
             canvas.text(0.02, 0.5, "\n".join(map(printable, words.split("\n"))), va="center", wrap=True)

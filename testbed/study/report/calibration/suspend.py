@@ -1,4 +1,4 @@
-"""The time to suspend a guest and the time to resume it against its memory: the figure of [XGE] (its Figure 4)."""
+"""The time to suspend a guest and the time to resume it, against its memory, as in [XGE] Figure 4."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _NAME, _TITLE = "calibration_suspend", "Suspend and resume against memory"
 _PAPER = "[XGE] (Fallenbeck et al., 2007) took 150 s to suspend 7 GB, and 129 s to resume it, with Xen on a SATA disk"
-_APART = 0.012  # of the largest memory: marks of both beside each other
+_APART = 0.012  # horizontal offset of the marks of both halves, as a fraction of the largest memory
 
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """One half of a rescheduling: rows of guests that were alone, each with `seconds_name`, and lines of the fit."""
+    """One half of a rescheduling: the rows of single guests, the name of their duration, and the lines of the fit."""
 
     label: str
     seconds_name: str
@@ -48,7 +48,7 @@ class _Half:
 
 
 def figure_suspend(measured: Measured, rows: Sequence[Row]) -> Chart | Absent:
-    """Return the chart of guests that were saved and restored alone; `rows` are all that were saved alike."""
+    """Return the chart of guests that were saved and restored alone; `rows` are the rows of the main grid."""
     whole = [_with_resume(row) for row in having(rows, "memory_mib", "save_s", "restore_s", "first_progress_s")]
     if not any(_alone(row) for row in whole):
         return measured.absent(_NAME, _TITLE, "No guest was saved alone." if whole else "")
@@ -59,8 +59,8 @@ def figure_suspend(measured: Measured, rows: Sequence[Row]) -> Chart | Absent:
     ]
     words = ". ".join(half.words() for half in halves)
     caption = (
-        "Suspend is the time from the order to save a guest until its image is written. Resume is the time from the "
-        "order to restore it until it has progressed. Guests were alone on their node and had filled their memory; "
+        "Suspend is the time from the save command until the image is written. Resume is the time from the restore "
+        "command to the first progress. Guests were alone on their node and had filled their memory; "
         f"images on {where['storage']}, page cache {where['cache']}. Wall seconds; one dot per guest, with the median "
         "and its 95 % interval over trials, and the fit of the calibration. "
         f"{words}. {count_words(halves[0].rows)}. {_PAPER}."
@@ -83,7 +83,7 @@ def _alone(row: Row) -> bool:
 def _half(
     measured: Measured, label: str, fit: str, seconds_name: str, rows: Sequence[Row], condition: Mapping[str, Value]
 ) -> _Half:
-    """Return one half; the fit is of all numbers of guests at once, and its lines are those of one guest."""
+    """Return one half: the fit uses all numbers of guests at once, and its lines are for a single guest."""
     lines = lines_of(measured.calibration, fit, condition, rows, seconds_name)
     alone = [line for line in lines if line.level in {0, 1}]
     return _Half(label, seconds_name, [row for row in rows if _alone(row)], alone)

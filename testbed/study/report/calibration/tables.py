@@ -1,4 +1,4 @@
-"""The tables of a calibration's page: quantities, outliers, trials that failed, and where all of it comes from."""
+"""The tables of a calibration's page: quantities, assumptions, outliers, failed trials, and provenance."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -17,43 +17,44 @@ from testbed.study.report.page.tables import node_cells
 
 
 def quantities_table(calibration: Calibration) -> Table:
-    """Return all quantities: value, interval, unit, n, model, goodness, outliers."""
+    """Return the table of all quantities: value, interval, unit, n, model, residual, outliers."""
     told = tables.quantity_table(calibration)
     caption = (
-        f"{len(told.rows)} quantities with their 95 % intervals by bootstrap over whole trials (Student's t for few); "
-        "n is the number of trials, the residual the median absolute one relative to what the model expects. Outliers "
-        "were counted and kept."
+        f"{len(told.rows)} quantities with their 95 % intervals by bootstrap over whole trials (Student's t for few "
+        "trials); n: number of trials; residual: median absolute residual relative to the model; outliers: their "
+        "number, as they were kept in the fits."
     )
     return Table("quantities", "Quantities", caption, told.heads, told.rows, texts=2)
 
 
 def assumptions_table(calibration: Calibration) -> Table:
-    """Return the verdict on each assumption: of the papers, and of experiments that are plug-ins."""
+    """Return the table of verdicts on the assumptions of the papers and of plug-in experiments."""
     found = tables.assumption_table(calibration)
     rows = tuple((row[0].replace("_", " "), *row[1:]) for row in found.rows)
     of_papers = sum(one.source.startswith("[RR") for one in calibration.assumptions.values())
     caption = (
-        "Judged by all conditions that were measured and their 95 % intervals: held, if all are within 2 % of what is "
-        "assumed; within, if all are within 10 %; broken, if one is wholly outside 10 %; undecided, if more trials "
-        f"are needed. {of_papers} of these {len(rows)} are of [RR] (Casanova, Stillwell and Vivien, RR-7659, 2011)."
+        "Verdicts use the 95 % intervals of all measured conditions. Held: all intervals are within 2 % of the assumed "
+        "value. Within: all are within 10 %. Broken: at least one is wholly outside 10 %. Undecided: more trials are "
+        f"needed. {of_papers} of these {len(rows)} assumptions are from [RR] (Casanova, Stillwell and Vivien, RR-7659, "
+        "2011)."
     )
-    return Table("assumptions", "What is assumed", caption, found.heads, rows, texts=len(found.heads))
+    return Table("assumptions", "Assumptions and verdicts", caption, found.heads, rows, texts=len(found.heads))
 
 
 def outliers_table(calibration: Calibration) -> Table | None:
-    """Return the observations far from the others, None if there are none."""
+    """Return the table of outliers, None if there are none."""
     told = tables.outlier_table(calibration)
     if told is None:
         return None
     caption = (
-        "Further than 3.5 robust standard deviations from what the model expects; all were kept, and the fits are by "
-        f"estimators that few of them cannot move. n = {len(told.rows)}."
+        "Observations further than 3.5 robust standard deviations from the model. All were kept, because the fits use "
+        f"robust estimators, which a few outliers hardly change. n = {len(told.rows)}."
     )
     return Table("outliers", "Outliers", caption, told.heads, told.rows, texts=2)
 
 
 def failed_table(trials: Trials) -> Table | None:
-    """Return the trials that failed, each with its reason, None if none did; also those that succeeded later."""
+    """Return the table of failed trials with their reasons, also of those that succeeded later; None without any."""
     failed = [outcome for outcome in trials.outcomes if outcome.error is not None]
     if not failed:
         return None
@@ -64,13 +65,13 @@ def failed_table(trials: Trials) -> Table | None:
         )
         for one in failed
     )  # fmt: skip
-    caption = f"They gave no observation. n = {len(failed)} of {len(trials.outcomes)} trials."
+    caption = f"Failed trials have no observations. n = {len(failed)} of {len(trials.outcomes)} trials."
     heads = ("trial", "experiment", "block", "condition", "after s", "reason")
-    return Table("failed", "Trials that failed", caption, heads, rows, texts=len(heads))
+    return Table("failed", "Failed trials", caption, heads, rows, texts=len(heads))
 
 
 def experiments_table(trials: Trials) -> Table:
-    """Return what was done of each experiment, and why the others were not."""
+    """Return the table of experiments: numbers of trials, and reasons why experiments were left out."""
     skipped = _table(trials.begin.get("skipped"))
     wanted = [str(name) for name in trials.begin.get("experiments") or ()]
     names = list(dict.fromkeys([*wanted, *skipped, *(outcome.experiment for outcome in trials.outcomes)]))
@@ -87,7 +88,7 @@ def experiments_table(trials: Trials) -> Table:
             )
         )  # fmt: skip
     caption = (
-        "A trial is one condition, once, with fresh guests; conditions were done in random order within each block. "
+        "A trial measures one condition once, with fresh guests; conditions are in random order within each block. "
         f"n = {len(trials.outcomes)} trials."
     )
     heads = ("experiment", "left out because", "conditions", "least repeats", "trials", "failed", "seconds")
@@ -95,7 +96,7 @@ def experiments_table(trials: Trials) -> Table:
 
 
 def nodes_table(trials: Trials) -> Table | None:
-    """Return the facts of every node, None if the trials have none."""
+    """Return the table of the nodes' facts, None if the trials have none."""
     nodes = _table(trials.begin.get("nodes"))
     if not nodes:
         return None
@@ -111,18 +112,18 @@ def nodes_table(trials: Trials) -> Table | None:
         "node", "driver", "accelerator", "kernel", "processor", "versions", "image stores", "cores", "memory MiB",
         "free MiB",
     )  # fmt: skip
-    caption = "As the agents announced them; cores are the node's share of its machine's, free MiB are for images."
+    caption = "Facts that the agents announced; cores: the node's part of its machine's cores; free MiB: for images."
     return Table("nodes", "Nodes", caption, heads, tuple(rows), texts=7)
 
 
 def provenance(trials: Trials, calibration: Calibration) -> list[tuple[str, str]]:
-    """Return what the calibration was made of and when, as name and value."""
+    """Return the provenance of the calibration as pairs of name and value."""
     begin, about = trials.begin, calibration.about
     foreign = [one.foreign_cpu_frac for one in trials.outcomes if one.foreign_cpu_frac is not None]
     load = (
         f"median {100 * median(foreign):.1f} %, at most {100 * max(foreign):.1f} % of the machine during a trial"
         if foreign
-        else "not known"
+        else "unknown"
     )
     skipped = _table(begin.get("skipped"))
     found = [
@@ -133,7 +134,7 @@ def provenance(trials: Trials, calibration: Calibration) -> list[tuple[str, str]
         ("least repeats of a condition", str(about.repeats)),
         ("kind", "quick" if begin.get("quick") else "full"),
         ("seed", str(about.seed)),
-        ("CPU load of others", load),
+        ("foreign CPU load", load),
         ("migration by", str(begin.get("migration", "unknown"))),
         ("controller", ", ".join(f"{k} {v}" for k, v in _table(begin.get("controller")).items()) or "unknown"),
         ("testbed", str(begin.get("testbed", "unknown"))),

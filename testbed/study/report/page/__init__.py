@@ -1,1 +1,1 @@
-"""A page of HTML that needs nothing else: its figures, its tables and its style."""
+"""Self-contained HTML pages: their figures, tables and style."""

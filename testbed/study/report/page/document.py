@@ -1,4 +1,4 @@
-"""The page of a run, or of several: figures and tables in one file of HTML that needs nothing else."""
+"""The report page of one run or of several: figures and tables in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from testbed.study.report.terminal.order_words import text_of_order
 from testbed.study.report.terminal.text import METRICS
 
 _MOST_REMARKS = 20
-_NOT_COMPARED = ("bound", "cap_windows")  # of the workload, or of how long it was measured
+_NOT_COMPARED = ("bound", "cap_windows")  # these depend on the workload, or on the duration of the measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page: figures, then tables, then facts, then texts to unfold."""
+    """A section of a page: figures, then tables, then facts, then collapsible texts."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All of a page; `well` is whether the verdict is good."""
+    """The content of a page; `well` is whether the verdict is good."""
 
     title: str
     kicker: str
@@ -86,7 +86,7 @@ class Page:
 
     @property
     def charts(self) -> list[Chart]:
-        """The figures that there are."""
+        """All figures of the page, without absent ones."""
         return [one for section in self.sections for one in section.figures if isinstance(one, Chart)]
 
 
@@ -98,7 +98,7 @@ def _remark(remark: Remark) -> Iterator[str]:
         case events.Retry():
             yield f"At {at} an operation on job {remark.job} was tried again: {remark.error}"
         case events.RecorderFailed():
-            yield f"At {at} recorder {remark.name} was left out: {remark.error}"
+            yield f"At {at} recorder {remark.name} failed and was left out: {remark.error}"
         case events.Order() | events.ClockStarted() | events.Resumed() | events.Recovered():
             yield f"At {at} {text_of_order(remark)}."
         case events.Doubt():
@@ -111,19 +111,19 @@ def _remark(remark: Remark) -> Iterator[str]:
 
 
 def _remarks(material: RunData) -> tuple[str, ...]:
-    """Return what a reader should know before the numbers: failures, nodes lost, retries."""
+    """Return remarks for the top of the page: failures, lost nodes, retries."""
     run = material.facts
     found = [f"Job {job} failed ({reason.code}): {reason.text}" for job, reason in run.failed.items()]
     found += [text for remark in run.remarks for text in _remark(remark)]
     found += material.trouble
     if run.summary is None:
-        found.append("Without summary.json there are no metrics; what follows is what the journal and the points hold.")
+        found.append("Without summary.json there are no metrics; all figures and tables are from journal and points.")
     hidden = len(found) - _MOST_REMARKS
     return tuple(found if hidden <= 0 else [*found[:_MOST_REMARKS], f"… and {hidden} more in events.jsonl"])
 
 
 def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
-    """Return the page of one run; `others` are schedules of the same jobs that it is held against."""
+    """Return the page of one run; `others` are schedules of the same jobs for comparison."""
     run, points = material.facts, material.points
     words, well = verdict(run)
     scenario = scenario_text(run)
@@ -168,14 +168,14 @@ def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
             Section("tables", "Tables", tables=tuple(tables)),
             Section(
                 "provenance", "Provenance", facts=(provenance(run),), tables=(nodes,) if nodes else (),
-                details=(("The scenario, as it was run (JSON)", scenario),) if scenario else (),
+                details=(("Scenario of this run (JSON)", scenario),) if scenario else (),
             ),
         ),
     )  # fmt: skip
 
 
 def comparison_page(materials: Sequence[RunData]) -> Page:
-    """Return the page of several runs: side by side, and against the noise band where runs were repeated."""
+    """Return the page of several runs: metrics side by side, and noise bands where runs were repeated."""
     runs = [material.facts for material in materials]
     labels = run_labels(runs)
     groups = groups_of(runs)
@@ -183,7 +183,7 @@ def comparison_page(materials: Sequence[RunData]) -> Page:
     bands, against = bands_table(groups, metrics), verdicts_table(verdicts(groups, metrics))
     workloads = {group.workload for group in groups}
     twice = [
-        f"{run.name} is the same run as another one here (its tag is {run.tag}): it is no repeat of it."
+        f"{run.name} is a copy of another run on this page (tag {run.tag}), and does not count as a repeat."
         for run in same_runs(runs)
     ]
     trouble = [words for material in materials for words in material.trouble]
@@ -192,7 +192,7 @@ def comparison_page(materials: Sequence[RunData]) -> Page:
     slots = _slots(schedules)
     noise_lead = (
         "No run has a repeat of the same scenario, policy and seed: there is no noise band, and no difference can be "
-        "told from noise." if bands is None else ""
+        "distinguished from noise." if bands is None else ""
     )  # fmt: skip
     names = list(dict.fromkeys(run.scenario for run in runs))
     return Page(
@@ -200,16 +200,19 @@ def comparison_page(materials: Sequence[RunData]) -> Page:
         kicker="Comparison",
         heading=f"{len(runs)} runs of {', '.join(names)}",
         policy="",
-        verdict=f"{len(ill)} of {len(runs)} runs did not end well." if ill else "All runs are complete, all jobs done.",
+        verdict=(
+            f"{len(ill)} of {len(runs)} runs are incomplete or have failed jobs." if ill
+            else "All runs are complete, and all jobs are done."
+        ),
         well=not ill,
         lead="" if len(workloads) == 1 else (
-            f"These runs are of {len(workloads)} different workloads (scenario without policy, seed); only runs of the "
-            "same one are held against each other."
+            f"These runs are of {len(workloads)} different workloads (scenario without policy, and seed); only runs of "
+            "the same workload are compared."
         ),
         source="the run directories " + ", ".join(run.name for run in runs),
         remarks=tuple([*twice, *ill, *trouble][:_MOST_REMARKS]),
         sections=(
-            Section("metrics-section", "Side by side", tables=(groups_table(groups), metrics_table(runs, labels))),
+            Section("metrics-section", "Metrics", tables=(groups_table(groups), metrics_table(runs, labels))),
             Section("noise", "Noise band", tables=tuple(one for one in (against, bands) if one), lead=noise_lead),
             *_responses(groups),
             Section("stretches", "Stretch", (figure_stretch(runs),)),
@@ -223,12 +226,12 @@ def comparison_page(materials: Sequence[RunData]) -> Page:
 
 
 def _slots(schedules: Sequence[Schedule]) -> list[Slots]:
-    """Return the slots of the schedules that are under XGE."""
+    """Return the slots of those schedules whose policy is XGE."""
     return [slots for slots in map(slots_of, schedules) if slots is not None]
 
 
 def _responses(groups: Sequence[Group]) -> tuple[Section, ...]:
-    """Return the section of response times of runs whose jobs compete by shares; none for others."""
+    """Return the section of response times if jobs compete by shares, else an empty tuple."""
     found = response_times(groups)
     figure, table = figure_responses(found), response_table(found)
     if figure is None or table is None:
@@ -237,14 +240,14 @@ def _responses(groups: Sequence[Group]) -> tuple[Section, ...]:
 
 
 def _draw(one: Chart) -> Markup:
-    """Return the drawings of a chart for wide and for narrow screens; their text is escaped by what drew them."""
+    """Return the SVG drawings of a chart for wide and for narrow screens; matplotlib escapes their text."""
     if not one.wide:
         return Markup(inline_svg(one, HALF_IN, "half"))  # noqa: S704  # matplotlib escapes what it writes into SVG
     return Markup(inline_svg(one, WIDE_IN, "wide") + inline_svg(one, NARROW_IN, "narrow"))  # noqa: S704  # as above
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML, every text in it escaped."""
+    """Return the page as HTML with all texts escaped."""
     loader = PackageLoader("testbed.study.report.page")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -254,7 +257,7 @@ def render(page: Page) -> str:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write the page to `path` in one piece, or raise `UserError`."""
+    """Write the page to `path` atomically. Raises `UserError`."""
     text = render(page)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

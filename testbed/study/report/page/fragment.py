@@ -1,6 +1,6 @@
-"""Pieces of HTML for notebooks: numbers and figures of runs, every text in them escaped.
+"""HTML fragments for notebooks: numbers and figures of runs, with all texts escaped.
 
-A fragment needs nothing else: no style sheet, no script, no network. Its colours follow those of the notebook.
+A fragment is self-contained: no style sheet, no script, no network. Its colours are those of the notebook.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from testbed.errors import printable
 if TYPE_CHECKING:
     from testbed.study.report.page.style import Headline
 
-_MOST_CHARS: Final = 200  # of a cell
+_MOST_CHARS: Final = 200  # most characters of a table cell
 LEFT, RIGHT = ' style="text-align:left"', ' style="text-align:right"'
 
 
@@ -25,7 +25,7 @@ def text_html(text: str, most_chars: int = _MOST_CHARS) -> str:
 
 
 def headlines_html(headlines: Sequence[Headline]) -> str:
-    """Return the numbers that a page begins with as one table of two columns."""
+    """Return the headlines of a page as a table of two columns."""
     values = [(text_html(one.label), text_html(f"{one.value} {one.unit}".rstrip())) for one in headlines]
     rows = "".join(f"<tr><td{LEFT}>{label}</td><td{RIGHT}>{value}</td></tr>" for label, value in values)
     return f"<table><tbody>{rows}</tbody></table>"

@@ -1,4 +1,4 @@
-"""Tables about jobs that compete by shares: the cost of their exchange in messages."""
+"""The table of messages that agents exchange for jobs that compete by shares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COLUMNS = ("exchange_sent", "exchange_received")
 
 
 def exchange_table(nodes: pl.DataFrame | None) -> Table | None:
-    """Return messages about shares by node, from the points `node` of a run; None if no agent has counted any."""
+    """Return the table of messages about shares per node, from the `node` points of a run; None without counts."""
     if nodes is None or not set(_COLUMNS) <= set(nodes.columns):
         return None
     known = nodes.drop_nulls(_COLUMNS).sort("time")
@@ -25,15 +25,15 @@ def exchange_table(nodes: pl.DataFrame | None) -> Table | None:
     if not rows:
         return None
     caption = (
-        "Messages about shares that agents have sent each other, from a node's first job that exchanges shares until "
-        "the end of the run, in wall seconds. Messages within a node are not counted."
+        "Messages about shares between agents, from the first job of a node that exchanges shares until the end of the "
+        "run; times in wall seconds. Messages within a node are not counted."
     )
     columns = ("node", "seconds", "sent", "sent per s", "received", "received per s")
     return Table("exchange", "Messages about shares", caption, columns, tuple(sorted(rows)))
 
 
 def _counted(counts: pl.Series) -> int:
-    """Return by how much a count has grown; it begins at 0 again with each agent."""
+    """Return the growth of a counter, which each new agent restarts from 0."""
     grown = counts.diff().drop_nulls()
     again = counts[1:].filter(grown < 0)
     return int(grown.filter(grown >= 0).sum()) + int(again.sum())

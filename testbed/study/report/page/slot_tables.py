@@ -1,4 +1,4 @@
-"""The table of slots of runs under XGE: how often nodes changed, and how long each slot was active."""
+"""The table of slots of runs under XGE: counts of a node's changes, and the time for which each slot was active."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ COLUMNS = (
     "node", "partition", "lent", "taken back", "taken", "suspended", "resumed", *(f"{slot} s" for slot in SLOTS)
 )  # fmt: skip
 _CAPTION = (
-    "Lent: times that serial jobs began to run on a node of the parallel partition; taken back: the lendings that a "
-    "parallel job ended; taken: times that parallel jobs began to run on a node of the serial partition; suspended, "
-    "resumed: serial jobs that were saved, or restored, on the node. Seconds are wall seconds of an active slot."
+    "Lent: number of times that serial jobs began to run on a node of the parallel partition. Taken back: number of "
+    "lendings that a parallel job ended. Taken: number of times that parallel jobs began to run on a node of the "
+    "serial partition. Suspended, resumed: number of serial jobs that were saved, or restored, on the node. Seconds "
+    "are wall seconds for which the slot was active."
 )
 
 
 def slots_table(found: Sequence[Slots]) -> Table | None:
-    """Return one row per node, and one of all nodes, of each schedule; None without a schedule."""
+    """Return a table with one row per node and one for all nodes, for each schedule; None without a schedule."""
     if not found:
         return None
     several = len(found) > 1
@@ -33,7 +34,7 @@ def slots_table(found: Sequence[Slots]) -> Table | None:
 
 
 def rows_of(slots: Slots) -> list[tuple[str, ...]]:
-    """Return the cells of each node, and those of all nodes together."""
+    """Return the cells of one row per node, and of one row for all nodes."""
     rows = []
     total_s = dict.fromkeys(SLOTS, 0.0)
     for node in slots.nodes:

@@ -1,4 +1,4 @@
-"""The style of figures, and their output as files or pieces of a page: the same figure gives the same bytes."""
+"""The style of figures, and their reproducible output as files or as inline SVG: equal figures give equal bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INK: Final = "#1d2329"  # in a page: the colour of its text
 FAINT: Final = "#d5dade"  # in a page: the colour of its rules
 WIDE_IN, NARROW_IN, HALF_IN = 11.0, 4.3, 4.9
 FORMATS: Final = ("svg", "pdf", "png")
-# What a page has other shades of where its ground is dark (templates/page.css).
+# Colours that a page replaces on a dark background (templates/page.css).
 _VARIABLES: Final = {
     INK: "currentColor",
     FAINT: "var(--rule)",
@@ -38,7 +38,7 @@ _VARIABLES: Final = {
     VERMILION.lower(): "var(--vermilion)",
     GREEN.lower(): "var(--green)",
 }
-MOST_MARKS: Final = 4000  # a scatter of more points is a picture inside the drawing
+MOST_MARKS: Final = 4000  # a scatter plot of more points is rasterized inside the SVG
 
 _RC: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
@@ -74,16 +74,16 @@ _RC: Final[dict[Any, Any]] = {
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
     "path.simplify": True,
-    "text.parse_math": False,  # a name may hold any sign
+    "text.parse_math": False,  # names may contain any character, such as $
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One figure: `draw` fills an empty one of any width; `name` is that of its files and its place in a page.
+    """One figure: `draw` draws it into an empty one of any width; `name` is the name of its files and its id in a page.
 
-    `caption` says what is measured, its unit, and of how many; `alt` the same in short, for screen readers. A wide
-    chart takes the width of the page, and is drawn once more for narrow screens.
+    `caption` has the measured quantity, its unit and the number of observations; `alt` is its short version for screen
+    readers. A wide chart takes the width of the page, and is drawn a second time for narrow screens.
     """
 
     name: str
@@ -96,11 +96,11 @@ class Chart:
 
     @property
     def width_in(self) -> float:
-        """Its width if it is alone in a row."""
+        """The default width in inches, for a figure that is alone in its row."""
         return WIDE_IN if self.wide else HALF_IN
 
     def figure(self, width_in: float | None = None) -> Figure:
-        """Return it drawn, `width_in` inches wide, for changes of one's own before it is saved."""
+        """Return the drawn matplotlib figure, `width_in` inches wide, for changes before it is saved."""
         import matplotlib as mpl  # noqa: PLC0415  # of the extra `report`: a module with figures loads without it
         from matplotlib.figure import Figure  # noqa: PLC0415  # as above
 
@@ -110,7 +110,7 @@ class Chart:
         return figure
 
     def rendered(self, form: str, width_in: float | None = None, *, ground: str = "white") -> bytes:
-        """Return it as a file of one of `FORMATS`: the same figure gives the same bytes."""
+        """Return the figure as the content of a file in one of `FORMATS`; equal figures give equal bytes."""
         import matplotlib as mpl  # noqa: PLC0415  # as in `figure`
 
         with mpl.rc_context({**_RC, "svg.hashsalt": self.name}):
@@ -120,13 +120,13 @@ class Chart:
         return buffer.getvalue()
 
     def _repr_svg_(self) -> str:
-        """Return it for a notebook."""
+        """Return the figure as SVG for a notebook."""
         return self.rendered("svg").decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A figure that a run cannot have, and why."""
+    """The placeholder of a figure that a run cannot have, with the reason."""
 
     name: str
     title: str
@@ -135,7 +135,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One number that a page begins with."""
+    """One main number, for the top of a page."""
 
     value: str
     unit: str
@@ -143,12 +143,12 @@ class Headline:
 
 
 def short(text: str, most: int) -> str:
-    """Return a name cut to `most` characters, so that one label cannot take the place of a figure."""
+    """Return a name cut to `most` characters, so that a long label cannot displace a figure."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def single_axes(figure: Figure, x: str, y: str) -> Axes:
-    """Return the figure's only axes, labelled."""
+    """Return the only axes of a figure, with labels."""
     axes = figure.add_subplot()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -156,7 +156,7 @@ def single_axes(figure: Figure, x: str, y: str) -> Axes:
 
 
 def log_scale(axes: Axes, side: Literal["x", "y"], low: float, high: float) -> None:
-    """Make an axis from `low` to `high` logarithmic, with plain numbers at some places of each decade."""
+    """Make an axis from `low` to `high` logarithmic, with plain numbers at several ticks per decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: PLC0415  # only to draw
 
     axes.set(**{f"{side}scale": "log"})
@@ -173,7 +173,7 @@ def legend_outside(figure: Figure, columns: int) -> None:
 
 
 def write_chart(chart: Chart, folder: Path, form: str) -> Path:
-    """Write the chart as FOLDER/name.form on white, and return the path; UserError where that is impossible."""
+    """Write the chart to FOLDER/NAME.FORM on a white background; return the path. Raises `UserError`."""
     path = folder / f"{chart.name}.{form}"
     data = chart.rendered(form)
     try:
@@ -185,16 +185,16 @@ def write_chart(chart: Chart, folder: Path, form: str) -> Path:
 
 
 def _round(tag: re.Match[str]) -> str:
-    """Shorten the numbers in a tag to hundredths of a point, which is invisible."""
+    """Round the numbers in a tag to hundredths of a point, which is not visible."""
     return re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0])
 
 
 def inline_svg(chart: Chart, width_in: float, variant: str) -> str:
-    """Return the chart as SVG to stand in a page: its ids are unique there, its ink is that of the page's text."""
+    """Return the chart as inline SVG for a page: with ids that are unique in the page, and with the page's colours."""
     text = chart.rendered("svg", width_in, ground="none").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)  # the page says it once for all
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)  # the page's own style has these
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     prefix = f"{chart.name}-{variant}-"

@@ -1,4 +1,4 @@
-"""A table of a page or a notebook: its cells as text, and the table as HTML."""
+"""A table of a page or a notebook, with cells as text, and its HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Table:
 
 
 def table_html(table: Table, most_rows: int = MOST_ROWS) -> str:
-    """Return a table with at most so many rows, and say how many it leaves out."""
+    """Return a table as HTML with at most `most_rows` rows, and the number of the rows that are left out."""
     head = "".join(f"<th{_side(table, at)}>{text_html(name)}</th>" for at, name in enumerate(table.columns))
     rows = "".join(
         "<tr>" + "".join(f"<td{_side(table, at)}>{text_html(cell)}</td>" for at, cell in enumerate(row)) + "</tr>"

@@ -1,4 +1,4 @@
-"""The tables of a page: cells as text, numbers to the right."""
+"""The tables of a page, with cells as text and numbers aligned to the right."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -26,7 +26,7 @@ _HEADLINES = (
     ("penalty_mean", "rescheduling penalty, mean"),
     ("save_gb_per_s", "rate while saving"),
     ("cap_error_mean", "cap error, mean absolute (percentage points of a core)"),
-    ("decide_mean", "time to decide, mean"),
+    ("decide_mean", "decision time, mean"),
     ("makespan_wall", "makespan"),
 )
 _SHORT_UNITS = {"percentage points of a core": "pp", "GB/wall s": "GB/s", "wall s": "s", "1": "", "count": ""}
@@ -38,7 +38,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def headlines(run: RunFacts) -> list[Headline]:
-    """Return the numbers that a page begins with, as far as they were measured."""
+    """Return the main numbers of a run for the top of its page, without those that were not measured."""
     found = [Headline(f"{run.done} / {len(run.jobs)}", "", "jobs done")]
     for name, label in _HEADLINES:
         metric = run.metrics.get(name, {})
@@ -53,14 +53,14 @@ def headlines(run: RunFacts) -> list[Headline]:
 
 
 def jobs_table(run: RunFacts) -> Table:
-    """One row a job."""
+    """Return the table of jobs, one row per job."""
     cells = [(job.state, *job_cells(job, _number)) for job in run.jobs]
     rows = tuple((job_id, state, *rest) for state, job_id, *rest in cells)
     caption = (
-        "CPU need and memory requirement are shares of a node, of each task. Submission, start, end, run time on a "
-        "dedicated cluster and virtual time are trace seconds; "
-        f"stretch is bounded at {run.tau_s:g} s; the penalty is in wall seconds, the sum over the job's reschedulings; "
-        f"bytes of all operations in MiB. n = {len(rows)} jobs."
+        "CPU need and memory requirement per task, as fractions of a node. Submission, start, end, run time on "
+        f"dedicated nodes and virtual time in trace seconds; bounded stretch with τ = {run.tau_s:g} s; penalty: sum "
+        "over the job's reschedulings in wall seconds; moved: bytes of all operations in MiB. "
+        f"n = {len(rows)} jobs."
     )
     columns = (
         "job", "state", "tasks", "CPU need", "memory", "submit", "start", "end", "run time", "virtual time", "stretch",
@@ -70,14 +70,14 @@ def jobs_table(run: RunFacts) -> Table:
 
 
 def penalties_table(run: RunFacts) -> Table | None:
-    """One row a completed preemption or migration, None if there was none."""
+    """Return a table with one row per completed preemption or migration, None if there was none."""
     if not run.reschedulings:
         return None
     rows = tuple(tuple(penalty_cells(each, _number)) for each in run.reschedulings)
     caption = (
         "Wall seconds by the controller's monotonic clock. The penalty is save + transfer + wait + restore + downtime "
-        "+ first progress (until every task has progressed); a live migration's time and the pause, in which the "
-        f"policy did not want the job to run, are no part of it. n = {len(rows)}."
+        "+ first progress (until every task has progressed). It includes neither the time of a live migration nor the "
+        f"pause, in which the policy did not select the job to run. n = {len(rows)}."
     )
     columns = (
         "job", "reason", "mechanism", "tasks moved", "save", "transfer", "wait", "restore", "downtime",
@@ -87,7 +87,7 @@ def penalties_table(run: RunFacts) -> Table | None:
 
 
 def metrics_table(runs: Sequence[RunFacts], labels: Sequence[str]) -> Table:
-    """All metrics, a column a run."""
+    """Return the table of all metrics, one column per run."""
     rows = [("jobs done / all", "", *(f"{run.done} / {len(run.jobs)}" for run in runs))]
     for name, title in METRICS:
         units = (str(run.metrics.get(name, {}).get("unit", "")) for run in runs)
@@ -97,14 +97,14 @@ def metrics_table(runs: Sequence[RunFacts], labels: Sequence[str]) -> Table:
     if any(run.history.resumes for run in runs):
         rows.append((BLIND, "s", *(_figure(run.blind_s) for run in runs)))
     caption = (
-        "What summary.json holds, to four digits; a dash is what was not measured. Seconds are wall seconds unless "
-        "trace is said."
+        "Metrics of summary.json with four significant digits; a dash for a metric without measurements. Seconds are "
+        "wall seconds unless the unit is trace seconds."
     )
     return Table("metrics", "All metrics", caption, ("metric", "unit", *labels), tuple(rows), texts=2)
 
 
 def latency_table(rows: Sequence[Quantiles]) -> Table | None:
-    """Quantiles of latencies in milliseconds, None without any."""
+    """Return the table of latency quantiles in milliseconds, None without any latency."""
     if not rows:
         return None
     cells = tuple(
@@ -113,13 +113,13 @@ def latency_table(rows: Sequence[Quantiles]) -> Table | None:
     )
     caption = (
         "Milliseconds of wall time; n is the number of events. An operation lasts from its first command to its last "
-        "answer; only those that succeeded."
+        "answer; only successful operations are counted."
     )
-    return Table("latencies", "Latencies", caption, ("what", "n", "median", "95 %", "99 %", "maximum"), cells)
+    return Table("latencies", "Latencies", caption, ("latency", "n", "median", "95 %", "99 %", "maximum"), cells)
 
 
 def nodes_table(run: RunFacts) -> Table | None:
-    """Facts of every node, None where the manifest has none."""
+    """Return the table of the nodes' facts, None if the manifest has no nodes."""
     nodes = run.manifest.get("nodes") or {}
     if not nodes:
         return None
@@ -128,12 +128,12 @@ def nodes_table(run: RunFacts) -> Table | None:
         kind, size = node_cells(facts)
         rows.append((str(name), *kind, ", ".join(map(str, facts.get("capabilities", ()))), *size))
     columns = ("node", "driver", "accelerator", "kernel", "processor", "capabilities", "cores", "memory MiB")
-    caption = "As the agents announced them; cores are the node's share of its machine's."
+    caption = "Facts that the agents announced; cores: the node's part of the cores of its machine."
     return Table("nodes", "Nodes", caption, columns, tuple(rows), texts=6)
 
 
 def node_cells(facts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return what kind of node it is (driver, accelerator, kernel, processor), and its size (cores, memory)."""
+    """Return the cells of a node's kind (driver, accelerator, kernel, processor) and of its size (cores, memory)."""
     words = map(str, facts.get("capabilities", ()))
     accelerator = next((word.removeprefix("accel:") for word in words if word.startswith("accel:")), "–")
     kind = [str(facts.get("driver", "–")), accelerator, str(facts.get("kernel", "–")), str(facts.get("cpu_model", "–"))]
@@ -142,7 +142,7 @@ def node_cells(facts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def provenance(run: RunFacts) -> list[tuple[str, str]]:
-    """Return what a run was made of and when, as name and value."""
+    """Return the provenance of a run as pairs of name and value."""
     versions = run.manifest.get("versions") or {}
     controller = run.manifest.get("controller") or {}
     first = [
@@ -153,7 +153,7 @@ def provenance(run: RunFacts) -> list[tuple[str, str]]:
         ("policy", run.policy),
         ("period", _period(run.manifest)),
         ("seed", "unknown" if run.seed is None else str(run.seed)),
-        ("time scale", f"{run.time_scale:g} trace seconds a wall second"),
+        ("time scale", f"{run.time_scale:g} trace seconds per wall second"),
         ("controller", ", ".join(f"{key} {value}" for key, value in controller.items()) or "unknown"),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or "unknown"),
     ]
@@ -171,24 +171,24 @@ def _period(manifest: Mapping[str, Any]) -> str:
 
 
 def scenario_text(run: RunFacts) -> str | None:
-    """Return the scenario as it was run, JSON for reading; None where the manifest has none."""
+    """Return the scenario of a run as indented JSON, None if the manifest has none."""
     scenario = run.manifest.get("scenario")
     return None if scenario is None else json.dumps(scenario, indent=2, ensure_ascii=False)
 
 
 def groups_table(groups: Sequence[Group]) -> Table:
-    """A table of the runs that are repeats of one another."""
+    """Return the table of the groups of repeats."""
     rows = tuple(
         (group.policy, group.runs[0].scenario, str(group.runs[0].seed), ", ".join(run.name for run in group.runs),
          str(len(group.runs)))
         for group in groups
     )  # fmt: skip
-    caption = "Runs of one scenario, policy and seed are repeats; the run is the independent unit."
+    caption = "Runs of the same scenario, policy and seed are repeats; the run is the independent unit."
     return Table("runs", "Runs", caption, ("policy", "scenario", "seed", "runs", "n"), rows, texts=4)
 
 
 def bands_table(groups: Sequence[Group], metrics: Sequence[str]) -> Table | None:
-    """The noise band of every group with repeats, None if there is none."""
+    """Return the table of the noise bands of groups with repeats, None if there is none."""
     rows = []
     for group in groups:
         for metric in metrics:
@@ -204,15 +204,15 @@ def bands_table(groups: Sequence[Group], metrics: Sequence[str]) -> Table | None
     if not rows:
         return None
     caption = (
-        "Smallest and largest value of repeats of the same scenario, policy and seed, and their mean with its 95 % "
-        "t-interval; n runs, each one value."
+        "Minimum and maximum over repeats of the same scenario, policy and seed, and their mean with its 95 % "
+        "t-interval; n: number of runs, with one value each."
     )
     columns = ("policy", "metric", "n", "minimum", "maximum", "mean ± 95 %")
     return Table("bands", "Noise bands", caption, columns, tuple(rows), texts=2)
 
 
 def verdicts_table(found: Sequence[Verdict]) -> Table | None:
-    """Policies against noise bands as text, None without any."""
+    """Return the table of the verdicts on policies against noise bands, None without verdicts."""
     if not found:
         return None
     rows = tuple(
@@ -223,11 +223,11 @@ def verdicts_table(found: Sequence[Verdict]) -> Table | None:
         for one in found
     )  # fmt: skip
     caption = (
-        "A value within the range of the repeats is not told from noise; a range of few repeats is narrow, and a value "
-        "outside it is a hint to repeat both, not a proof."
+        "A value within the range of the repeats cannot be distinguished from noise. The range of few repeats is "
+        "narrow, so a value outside it is a hint to repeat both policies, not a proof."
     )
     columns = ("metric", "policy", "values", "noise band of", "verdict")
-    return Table("verdicts", "Against the noise band", caption, columns, rows, texts=5)
+    return Table("verdicts", "Policies against noise bands", caption, columns, rows, texts=5)
 
 
 def _figure(value: float) -> str:

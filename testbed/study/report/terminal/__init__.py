@@ -1,1 +1,1 @@
-"""The views of runs in a terminal: the live display, and tables afterwards."""
+"""The views of runs in a terminal: the live display, and tables of finished runs."""

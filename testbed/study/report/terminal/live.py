@@ -1,4 +1,4 @@
-"""The live display: a picture that redraws itself on a terminal, plain lines anywhere else."""
+"""The live display of a run: a picture that redraws itself on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS_KEPT = 100
 
 
 class PlainDisplay:
-    """One line an event, with the trace clock."""
+    """The display as plain lines: one line per event, with the trace clock."""
 
     def __init__(self, console: Console, every_s: float = 10.0) -> None:
         self._console = console
@@ -34,14 +34,14 @@ class PlainDisplay:
         self._console.print(f"[{clock(trace_s)}] {text}", markup=False, highlight=False, soft_wrap=True)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print where the run is, every ten seconds."""
+        """Print the status of the run, at most once per `every_s` wall seconds."""
         if snapshot.wall_s - self._last_s >= self._every_s:
             self._last_s = snapshot.wall_s
             self.line(snapshot.trace_s, status(snapshot))
 
 
 class LiveDisplay:
-    """Redraws itself in place, as large as the terminal is at that moment."""
+    """The display as a picture that redraws itself in place, in the present size of the terminal."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._title = title
@@ -50,7 +50,7 @@ class LiveDisplay:
         self._live = Live(self, console=console, refresh_per_second=4, transient=True, vertical_overflow="crop")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # one row less than the terminal has: a full one would scroll
+        # one row less than the terminal has, because a full terminal would scroll
         yield draw(self._title, self._picture, tuple(self._lines), options.max_width, console.size.height - 1)
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class LiveDisplay:
         self._live.__exit__(kind, error, trace)
 
     def line(self, trace_s: float, text: str) -> None:
-        """Add one event to the list of the last ones."""
+        """Add one event to the list of the last events."""
         self._lines.append(f"[{clock(trace_s)}] {text}")
 
     def show(self, snapshot: Snapshot) -> None:

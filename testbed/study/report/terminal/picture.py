@@ -1,4 +1,4 @@
-"""A run at one moment, drawn with characters in a given room; readable without colours, too."""
+"""The picture of a run at one moment, drawn with characters in a given size; also readable without colours."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
 _FEWEST_EVENTS = 3
 _MOST_OPERATIONS = 6
 _MOST_BANKS = 6
-_NARROW = 90  # columns below which only a bar shows the guests of a node
-_SLOT_STYLES = {LENT: "yellow", TAKEN: "yellow"}  # a slot that is active outside its own partition
+_NARROW = 90  # below this width a node has a bar of its guests, but no texts
+_SLOT_STYLES = {LENT: "yellow", TAKEN: "yellow"}  # slots that are active outside their own partition
 _USED, _UNUSED, _NOTHING = "█", "░", "·"
 
 
@@ -32,34 +32,34 @@ def clock(seconds: float) -> str:
 
 
 def status(picture: Snapshot) -> str:
-    """Return the run in one line."""
+    """Return the status of the run in one line."""
     eta = "?" if picture.eta_s is None else clock(picture.eta_s)
     hold = f"{text}; " if (text := _standstill(picture)) else ""
     return (
-        f"{hold}{picture.work_frac:4.0%} of the work, {clock(picture.wall_s)} gone, ETA {eta}; "
+        f"{hold}{picture.work_frac:4.0%} of the work, {clock(picture.wall_s)} elapsed, ETA {eta}; "
         f"jobs: {picture.coming} to come, "
         f"{picture.waiting} waiting, {picture.running} running, {picture.paused} paused, {picture.done} done, "
-        f"{picture.failed} failed; {len(picture.operations)} operations under way, {picture.pending} planned"
+        f"{picture.failed} failed; {len(picture.operations)} operations in progress, {picture.pending} planned"
         f"{'; banks have: ' if picture.bank_cores else ''}{_banks(picture)}"
     )
 
 
 def _banks(picture: Snapshot) -> str:
-    """Return what the banks have, as far as one line holds it; empty if there is none."""
+    """Return the contents of the first banks for one line of text; empty without banks."""
     shown = [f"job {job} {cores:.3f} cores" for job, cores in list(picture.bank_cores.items())[:_MOST_BANKS]]
     rest = len(picture.bank_cores) - len(shown)
     return ", ".join([*shown, *([f"and {rest} more"] if rest else [])])
 
 
 def _standstill(picture: Snapshot) -> str:
-    """Return why trace time stands still, empty if it does not."""
+    """Return the reason why trace time stands still, an empty text if it does not."""
     if picture.recovering:
         return "recovering from the loss of the controller"
     return f"{picture.hold} by the operator" if picture.hold else ""
 
 
 def draw(title: str, picture: Snapshot | None, events: Sequence[str], width: int, height: int) -> RenderableType:
-    """Return the picture of a run and its last events, at most `height` rows: what does not fit is counted."""
+    """Return the picture of a run and its last events in at most `height` rows; hidden items are counted."""
     if picture is None:
         return Group(Text(title, style="bold", no_wrap=True, overflow="ellipsis"), *_events(events, height - 1))
     parts = [*_head(title, picture, width), *_jobs(picture)]
@@ -72,7 +72,7 @@ def draw(title: str, picture: Snapshot | None, events: Sequence[str], width: int
     parts += _nodes(picture.nodes, width, rows)
     left -= rows
     operations = picture.operations[: min(_MOST_OPERATIONS, max(0, left - 2 - _FEWEST_EVENTS))]
-    parts.append(_heading("operations", f"{len(picture.operations)} under way, {picture.pending} planned"))
+    parts.append(_heading("operations", f"{len(picture.operations)} in progress, {picture.pending} planned"))
     if operations:
         parts.append(_grid([_operation(operation) for operation in operations]))
     return Group(*parts, *_events(events, left - 1 - len(operations)))
@@ -87,8 +87,8 @@ def _head(title: str, picture: Snapshot, width: int) -> list[RenderableType]:
     eta = "?" if picture.eta_s is None else clock(picture.eta_s)
     where = Text(f"trace {clock(picture.trace_s)}", no_wrap=True)
     rest = Text.assemble(
-        f"{picture.work_frac:.0%} of the work  ", (f"ETA {eta}", "bold"), (f"  {clock(picture.wall_s)} gone", "dim"),
-        no_wrap=True,
+        f"{picture.work_frac:.0%} of the work  ", (f"ETA {eta}", "bold"),
+        (f"  {clock(picture.wall_s)} elapsed", "dim"), no_wrap=True,
     )  # fmt: skip
     bar_width = min(40, width - len(where) - len(rest) - 4)
     row = Table.grid(padding=(0, 2))
@@ -116,8 +116,8 @@ def _jobs(picture: Snapshot) -> list[RenderableType]:
     if picture.reschedulings:
         mean_s = picture.penalty_s / picture.reschedulings
         costs.append(
-            f"{picture.reschedulings}, in all {picture.penalty_s:.1f} s, mean {mean_s:.2f} s, "
-            f"most {picture.penalty_max_s:.2f} s"
+            f"{picture.reschedulings}, total {picture.penalty_s:.1f} s, mean {mean_s:.2f} s, "
+            f"max {picture.penalty_max_s:.2f} s"
         )
     else:
         costs.append("none yet", style="dim")
@@ -132,9 +132,9 @@ def _colour(job: int) -> str:
 
 
 def _bar(node: NodePicture, width: int) -> Text:
-    """One cell a share of the node's CPU: due to its jobs, and how much of that they use; jobs by number."""
+    """Return the bar of a node's CPU, by job: cores that are due to the guests, and the part of them that is used."""
     bar = Text()
-    # a moment before caps are cut for a newcomer, more than the node has may be allowed
+    # the sum of caps may exceed the node for a moment, until the caps are cut for a new guest
     whole = max(node.cpus, sum(guest.due_cores for guest in node.guests))
     allowed = 0.0
     for job, group in groupby(sorted(node.guests, key=lambda guest: (guest.job, guest.task)), lambda guest: guest.job):
@@ -167,7 +167,7 @@ def _name(node: NodePicture) -> Text:
 
 
 def _nodes(nodes: Sequence[NodePicture], width: int, rows: int) -> list[RenderableType]:
-    """The nodes, one per row; of more than `rows` the last row counts the rest."""
+    """Return the nodes, one per row; of more than `rows` nodes the last row has the number of the others."""
     shown = nodes if len(nodes) <= rows else nodes[: rows - 1]
     wide = width >= _NARROW
     bar_width = max(10, min(40, width // 3))
@@ -218,6 +218,6 @@ def _operation(operation: OperationPicture) -> list[Text]:
 
 
 def _events(events: Sequence[str], rows: int) -> list[RenderableType]:
-    """A heading and the last events, in so many rows."""
+    """Return a heading and the last events in at most `rows` rows."""
     last = events[-(rows - 1) :] if rows > 1 else ()
     return [_heading("last events"), *(Text(line, no_wrap=True, overflow="ellipsis") for line in last)] if last else []

@@ -1,4 +1,4 @@
-"""The result of a query as a table on the terminal, as text or as a file."""
+"""Output of a query's result: as a table on the terminal, as text, or as a file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from testbed.host.whole_files import draft_of, write_whole
 from testbed.study.report.terminal.console import wide_console
 
 _SHOWN_ROWS = 100
-_WIDEST = 4000  # characters of a table that is not shown on a terminal
+_WIDEST = 4000  # most characters per line of a table that is not printed on a terminal
 
 Form = Literal["csv", "json"]
 
 
 def as_text(frame: pl.DataFrame, form: Form) -> str:
-    """Return CSV, or a JSON list of rows; times in ISO 8601 with nanoseconds, numbers that JSON lacks as null.
+    """Return CSV, or a JSON list of rows; times are ISO 8601 with nanoseconds, NaN and infinity are null.
 
     Raises `UserError` for lists in CSV.
     """
@@ -38,7 +38,7 @@ def as_text(frame: pl.DataFrame, form: Form) -> str:
 
 
 def write_rows(frame: pl.DataFrame, out: Path) -> None:
-    """Write the file, whole or not at all, in the form of its name's end: .parquet, .csv or .json."""
+    """Write the rows to a file atomically, in the format of its suffix: .parquet, .csv or .json."""
     try:
         if out.suffix == ".parquet":
             with draft_of(out) as draft:
@@ -50,14 +50,14 @@ def write_rows(frame: pl.DataFrame, out: Path) -> None:
 
 
 def print_rows(frame: pl.DataFrame) -> None:
-    """Print a table of the first rows, and on standard error how many there are beside."""
+    """Print a table of the first rows, and on standard error the number of further rows."""
     shown = Table()
     for name, dtype in frame.schema.items():
         shown.add_column(name, justify="right" if dtype.is_numeric() else "left", overflow="fold")
     for row in _plain(frame.head(_SHOWN_ROWS)).rows():
         shown.add_row(*(_cell(value) for value in row))
     console = wide_console()
-    if not console.is_terminal:  # lines of a file need no folding
+    if not console.is_terminal:  # lines of a file are not folded
         needed = Measurement.get(console, console.options.update(width=_WIDEST), shown).maximum
         console.width = max(console.width, needed)
     console.print(shown, markup=False, highlight=False)

@@ -10,8 +10,8 @@ from testbed.study.report.run.slots import Slots
 
 
 def slots_table(slots: Slots) -> Table:
-    """One row per node, and one of all nodes."""
-    title = "Slots of nodes (times that a node was lent, taken back or taken; wall seconds per active slot)"
+    """Return a table with one row per node, and one for all nodes."""
+    title = "Slots of nodes (how often a node was lent, taken back or taken; wall seconds per active slot)"
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Tables of a finished run, read from its directory alone."""
+"""Terminal tables of a finished run, from its directory."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ METRICS = (
     ("migration_gb_per_s", "migration bandwidth"),
     ("save_gb_per_s", "rate while saving"),
     ("live_migrations", "live migrations"),
-    ("live_migration_mean", "  time of one, mean"),
+    ("live_migration_mean", "  duration, mean"),
     ("live_downtime_mean", "  downtime, mean"),
     ("live_downtime_max", "  downtime, max"),
     ("live_migration_gb_per_s", "  rate"),
     ("cap_error_mean", "cap error, mean absolute"),
-    ("cap_windows", "  windows of it"),
-    ("decide_mean", "time to decide, mean"),
-    ("decide_max", "time to decide, max"),
+    ("cap_windows", "  windows"),
+    ("decide_mean", "decision time, mean"),
+    ("decide_max", "decision time, max"),
     ("makespan_trace", "makespan in the trace"),
     ("makespan_wall", "makespan"),
 )
 
-BLIND = "without a controller, in no other figure"
+BLIND = "time without a controller (not in other metrics)"
 
 
 PHASES = ("save", "transfer", "wait", "restore", "downtime", "first_progress", "penalty", "live", "paused")
@@ -51,7 +51,7 @@ AMOUNTS = ("saved", "transferred", "restored", "migrated")
 
 
 Number = Callable[[float | None, int], str]
-"""Writes a figure with so many digits behind the point, and what was not measured as a dash."""
+"""Formats a number with so many decimal places, and None as a dash."""
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -72,7 +72,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def jobs_table(run: RunFacts) -> Table:
-    """One row a job."""
+    """Return the table of jobs, one row per job."""
     table = _table(
         f"Jobs (trace seconds; stretch bounded at {run.tau_s} s; penalty measured in wall seconds)",
         ("job", "tasks", "need", "mem", "submit", "start", "end", "run", "virtual",
@@ -84,7 +84,7 @@ def jobs_table(run: RunFacts) -> Table:
 
 
 def job_cells(job: JobRow, number: Number) -> list[str]:
-    """Return what tables show of a job except its state; `number` writes figures."""
+    """Return the cells of a job's row, without its state; `number` formats numbers."""
     live = f" ({job.live_migrations} live)" if job.live_migrations else ""
     return [
         str(job.job_id), str(job.tasks), number(job.cpu_need_frac, 2), number(job.mem_req_frac, 2),
@@ -95,11 +95,11 @@ def job_cells(job: JobRow, number: Number) -> list[str]:
 
 
 def penalties_table(run: RunFacts) -> Table | None:
-    """One row a completed preemption or migration, or None if there was none."""
+    """Return a table with one row per completed preemption or migration, None if there was none."""
     if not run.reschedulings:
         return None
     table = _table(
-        "Rescheduling penalties (wall seconds; first: until all tasks progress; live, paused: no part of the penalty)",
+        "Rescheduling penalties (wall seconds; first: until all tasks progress; live, paused: not in the penalty)",
         ("job", "reason", "how", "moved", "save", "transfer", "wait", "restore", "down", "first", "penalty", "live",
          "paused", "MiB saved", "sent", "read", "live"),
     )  # fmt: skip
@@ -109,7 +109,7 @@ def penalties_table(run: RunFacts) -> Table | None:
 
 
 def penalty_cells(each: events.Rescheduling, number: Number) -> list[str]:
-    """Return what tables show of a preemption or migration; `number` writes figures."""
+    """Return the cells of a preemption's or migration's row; `number` formats numbers."""
     return [
         str(each.job), each.reason, each.mechanism, str(each.moved_tasks),
         *(number(getattr(each, f"{phase}_s"), 3) for phase in PHASES),
@@ -118,7 +118,7 @@ def penalty_cells(each: events.Rescheduling, number: Number) -> list[str]:
 
 
 def metric_text(metric: object) -> str:
-    """Return a metric's value with its unit, `-` where nothing was measured."""
+    """Return a metric's value with its unit, `-` for a metric without measurements."""
     if not isinstance(metric, Mapping) or metric.get("value") is None:
         return "-"
     value, unit = metric["value"], metric["unit"]
@@ -129,8 +129,8 @@ def metric_text(metric: object) -> str:
 
 
 def metrics_table(runs: Sequence[RunFacts]) -> Table:
-    """All metrics, a column a run."""
-    table = _table("In all", ("metric", *(run.policy for run in runs)))
+    """Return the table of all metrics, one column per run."""
+    table = _table("Summary", ("metric", *(run.policy for run in runs)))
     table.add_row("jobs done / all", *(f"{run.done} / {len(run.jobs)}" for run in runs))
     for name, title in METRICS:
         table.add_row(title, *(metric_text(run.metrics.get(name)) for run in runs))
@@ -168,9 +168,9 @@ def print_facts(run: RunFacts, console: Console) -> None:
     if run.summary is None:
         console.print("This run is incomplete: its controller ended before it wrote a summary.", style="bold yellow")
     elif not run.complete:
-        console.print("This run is incomplete: it ended before all jobs had.", style="bold yellow")
+        console.print("This run is incomplete: it ended before all of its jobs.", style="bold yellow")
 
 
 def print_comparison(paths: Sequence[Path], console: Console) -> None:
-    """Print the metrics of several run directories side by side."""
+    """Print the metrics of several runs side by side."""
     console.print(metrics_table([read_facts(path) for path in paths]))
