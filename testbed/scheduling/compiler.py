@@ -160,7 +160,7 @@ def _digest(function: Callable[..., Any]) -> str:
         digest.update(_version(name).encode())
     kernel_function = cast("FunctionType", function)
     digest.update(kernel_function.__module__.encode())
-    digest.update(repr((_code(kernel_function.__code__), kernel_function.__defaults__)).encode())
+    digest.update(repr((_code(kernel_function.__code__, function.__doc__), kernel_function.__defaults__)).encode())
     digest.update(b"lean" if getattr(function, _LEAN, False) else b"")
     for name in sorted(_names(kernel_function) & kernel_function.__globals__.keys()):
         value = kernel_function.__globals__[name]
@@ -174,8 +174,10 @@ def _digest(function: Callable[..., Any]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _code(code: CodeType) -> tuple[object, ...]:
-    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+def _code(code: CodeType, docstring: str | None = None) -> tuple[object, ...]:
+    first, *others = code.co_consts or (None,)
+    compiled = [None if first == docstring else first, *others]  # the first constant of a function is its docstring
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in compiled]
     return (code.co_name, code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars)
 
 

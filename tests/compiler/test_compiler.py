@@ -159,13 +159,14 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
 
 def _kernels(**constants):
     """Return kernels of a module whose text is the same but for some constants."""
-    values = {"module": "made", "step": 1, "inner": "x + STEP", "unrelated": 0, **constants}
+    values = {"module": "made", "step": 1, "inner": "x + STEP", "unrelated": 0, "about": "Add.", **constants}
     names = {"kernel": compiler.kernel, "__name__": values.pop("module")}
     text = """
 STEP = {step}
 UNRELATED = {unrelated}
 @kernel
 def inner(x):
+    '''{about}'''
     return {inner}
 @kernel
 def outer(x):
@@ -179,6 +180,7 @@ def test_a_kernel_is_cached_by_what_it_comes_from():
     digest = compiler._digest(_kernels())
     assert compiler._digest(_kernels()) == digest
     assert compiler._digest(_kernels(unrelated=1)) == digest
+    assert compiler._digest(_kernels(about="Subtract.")) == digest
     assert compiler._digest(_kernels(module="renamed")) != digest
     assert compiler._digest(_kernels(step=2)) != digest
     assert compiler._digest(_kernels(inner="x - STEP")) != digest
