@@ -78,7 +78,7 @@ def jobs_of(form: str, need: float, run_s: float, serial_s: float) -> list[Job]:
 
 
 def reactions(seen: Seen) -> list[dict[str, Any]]:
-    """Return the measures of each move, without moves outside of the whole intervals between two moves."""
+    """Return the measures of each move except the first and the last one, whose intervals are incomplete."""
     begins_s = [next((at_s for at_s, moved, _ in seen if moved >= number - 1e-6), math.inf) for number in range(99)]
     begins_s = [at_s for at_s in begins_s if at_s < math.inf]
     mean = statistics.mean(seen[0][2])

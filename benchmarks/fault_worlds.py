@@ -76,7 +76,7 @@ class World(Protocol):
         ...
 
     async def agent_stopped(self, seconds: float) -> None:
-        """Stop the agent of node-b, and let it go on."""
+        """Stop the agent of node-b, and continue it after a while."""
         ...
 
     async def agent_killed(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Settings of all tests, and plug-ins that are installed for one of them."""
+"""Settings of all tests, and plug-ins that are installed for a single test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ settings.register_profile(
 )
 settings.load_profile("deterministic")
 
-# Of files that are run side by side, those that take longest come first: else one of them is alone at the end.
+# Of files that run in parallel, the longest come first, so that none of them runs alone at the end.
 _LONGEST = (
     "control/test_resume_live.py", "agent/test_killed_agent.py", "control/test_replicas_live.py",
     "control/test_orders_live.py", "agent/test_libvirt_killed_agents.py", "control/test_xge_live.py",
@@ -33,7 +33,7 @@ _LONGEST = (
     "calibration/test_experiments_rates_live.py",
 )  # fmt: skip
 
-# what agents that tests kill leave is no business of this user's `testbed cleanup`
+# this user's `testbed cleanup` must not find what killed agents of tests leave
 _claims = tempfile.TemporaryDirectory(prefix="dfrs-claims-")
 os.environ["DFRS_CLAIMS_DIR"] = _claims.name
 
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test in which the state of a controller differs from the fold of its journal, or from what agents hold."""
+    """Fail a test if the state of a controller differs from the fold of its journal, or from the agents' guests."""
     with folds_compared(agents="agents_are_robbed" not in getattr(item, "fixturenames", ())) as different:
         result = yield
     assert different == [], "\n".join(different)
@@ -86,7 +86,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the tests, once all workers have ended, if one has left shared memory behind."""
+    """Fail the session, once all workers have ended, if a test has left shared memory behind."""
     if hasattr(session.config, "workerinput"):
         return
     left = abandoned_segments() - session.config.stash[_ABANDONED_BEFORE]
@@ -97,12 +97,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def agents_are_robbed() -> None:
-    """Mark a test that takes from agents what they hold: that is not compared with the history of the run."""
+    """Mark a test that takes guests from agents: these are not compared with the history of the run."""
 
 
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Path]:
-    """Return what installs a distribution of one module, by name, code and entry points; it returns the folder."""
+    """Return a function that installs a distribution of one module with entry points, and returns its folder."""
 
     def install(module: str, code: str, entry_points: str) -> Path:
         folder = tmp_path / "site"
@@ -120,7 +120,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 @pytest.fixture
 def accuracy(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Iterator[Accuracy]:
-    """Return what judges accuracy on an idle machine and reports it on a busy one."""
+    """Return a judge that asserts accuracy on an idle machine, and only reports it on a busy one."""
     found = Accuracy(request.node.nodeid)
     yield found
     for line in found.not_judged:

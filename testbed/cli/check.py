@@ -12,13 +12,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option(
-    "--lab",
-    required=True,
-    type=_FILE,
-    metavar="LAB",
-    help="Scenario file, or name of a packaged scenario; a lab in a box must be up.",
-)
+@click.argument("scenario", type=_FILE)
 @click.option("--nodes", default="", metavar="A,B", help="Check only these nodes.  [default: all]")
 @click.option(
     "-k",
@@ -34,7 +28,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--references",
     type=_FILE,
     metavar="FILE",
-    help="Expected figures by machine.  [default: references.toml beside LAB; here, for a packaged LAB]",
+    help="Expected figures by machine.  [default: references.toml beside SCENARIO; here, for a packaged one]",
 )
 @click.option("--update-references", is_flag=True, help="Write the measured figures as the references of this machine.")
 @click.option(
@@ -54,6 +48,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def check() -> None:
     """Check the hypervisors of a lab with the packaged checks, or with the given CHECKS (files or folders).
 
+    SCENARIO is a scenario file, or the name of a packaged scenario, of which only the lab is used. A lab in a box must be
+    up.
+
     A figure that is worse than its reference fails a check only if the confidence interval of its median is worse too,
     in this run and in a second run; else it is reported as UNCONFIRMED. On a machine without references the figures are
     measured, and no figure is judged.
@@ -62,7 +59,7 @@ def check() -> None:
 
     \b
     Examples:
-      testbed check --lab quickstart
-      testbed check --lab lab.toml -k "memory or caps" --junit checks.xml
-      testbed check --lab lab.toml --update-references
+      testbed check quickstart
+      testbed check lab.toml -k "memory or caps" --junit checks.xml
+      testbed check lab.toml --update-references
     """  # noqa: D301  # \b keeps click from wrapping the examples

@@ -174,13 +174,13 @@ def test_what_a_driver_does_not_implement_is_refused_with_a_code_and_the_rest_is
                 assert reply.error.startswith("driver 'core' cannot ")
                 assert reply.error.endswith(f"it does not implement {PROTOCOLS[ability].__name__}")
         assert [sample.guest for sample in driver.sample()] == []
-        assert (await ask(Start(spec=SPEC, cap_cores=0.5))).status == "done", "its memory was given back"
+        assert (await ask(Start(spec=SPEC, cap_cores=0.5))).status == "done", "its memory was released"
         watched = await ask(Watch(guests=("a",), every_s=0.1, for_s=1.0))
         assert watched.result["cpu_s"]["a"][-1] == pytest.approx(0.5, abs=0.06)
 
     with_agent(driver, tmp_path, play)
     acts = acts_in((tmp_path / FILE).read_bytes().splitlines())
-    assert all("live" in act.what for act in acts), "controllers ask for it only where it was announced"
+    assert all("live" in act.what for act in acts), "controllers use only announced capabilities"
     assert acts
 
 

@@ -151,7 +151,7 @@ def test_a_guest_that_is_being_made_when_the_lease_goes_is_not_left(tmp_path: Pa
         await asyncio.sleep(60.0)
         assert driver.sample() == []
         again = await asyncio.create_task(agent.perform(Start(spec=spec("b", MEMORY_MIB), cap_cores=1.0)))
-        assert again == {}, "the memory of what was given up is free"
+        assert again == {}, "the memory of the aborted guest is free"
 
     run_in_virtual_time(main())
 
@@ -166,7 +166,7 @@ def test_a_paused_orphan_stays_until_it_is_stopped(tmp_path: Path) -> None:
         assert [sample.state for sample in driver.sample()] == ["held"]
         await agent.perform(Start(spec=spec("b", 40), cap_cores=0.0))
         await agent._abandon("the lease was released")
-        assert [sample.guest for sample in driver.sample()] == ["a"], "only what belonged to that lease goes with it"
+        assert [sample.guest for sample in driver.sample()] == ["a"], "only guests of that lease are removed with it"
         with pytest.raises(DriverError, match="40 of 100 MiB are free"):
             await agent.perform(Start(spec=spec("c", 60), cap_cores=1.0))
         await agent.perform(Stop(guest="a"))

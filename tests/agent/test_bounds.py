@@ -73,7 +73,7 @@ def test_beyond_its_bound_an_agent_lets_go_of_what_it_can_and_takes_no_new_work(
     for now_s in range(1, 31):
         watched.mib = 530.0
         watched.bounds.look(float(now_s))
-    assert watched.said == [{"what": "memory", "state": "reached", "value_mib": 530, "bound_mib": 500}], "said once"
+    assert watched.said == [{"what": "memory", "state": "reached", "value_mib": 530, "bound_mib": 500}], "reported once"
     assert watched.relieved == 3, "every ten seconds"
     for action in (Start(spec=SPEC, cap_cores=1.0), Calibrate(cpu_s=1.0)):
         assert "its agent has 530 MiB, more than --agent-memory-mib 500" in str(watched.bounds.refusal(action))
@@ -81,7 +81,7 @@ def test_beyond_its_bound_an_agent_lets_go_of_what_it_can_and_takes_no_new_work(
         assert watched.bounds.refusal(action) is None
     watched.mib = 480.0
     watched.bounds.look(31.0)
-    assert watched.bounds.refusal(Calibrate(cpu_s=1.0)) is not None, "not at every wink"
+    assert watched.bounds.refusal(Calibrate(cpu_s=1.0)) is not None, "refused until the memory is below 90 %"
     watched.mib = 449.0
     watched.bounds.look(32.0)
     assert watched.bounds.refusal(Calibrate(cpu_s=1.0)) is None
@@ -89,7 +89,7 @@ def test_beyond_its_bound_an_agent_lets_go_of_what_it_can_and_takes_no_new_work(
 
 
 def test_without_a_bound_nothing_is_refused() -> None:
-    free = Bounds(0, lambda _driver_event: pytest.fail("said"), lambda: 1e9)
+    free = Bounds(0, lambda _driver_event: pytest.fail("an event without limits"), lambda: 1e9)
     free.look(0.0)
     assert free.refusal(Start(spec=SPEC, cap_cores=1.0)) is None
 
@@ -205,7 +205,7 @@ def test_a_log_file_is_bounded_and_keeps_the_last_lines(tmp_path: Path, mode: st
     assert path.stat().st_size <= 10_100
     assert len(before) <= 10_100
     numbers = [int(line.rpartition(" ")[2]) for line in kept if "line " in line]
-    assert numbers == list(range(numbers[0], 5000)), "no line of the last files is lost, and none is a hole"
+    assert numbers == list(range(numbers[0], 5000)), "the last files have no lost lines and no holes"
     assert {each.name for each in tmp_path.iterdir()} == {"agent.log", "agent.log.1"}
 
 
@@ -226,7 +226,7 @@ def test_a_log_whose_older_part_cannot_be_written_stays_bounded_and_says_so_once
     text = path.read_text()
     assert path.stat().st_size <= 10_300
     assert not [line for line in text.splitlines() if "Traceback" in line]
-    assert text.splitlines()[-1].endswith("line 004999"), "it goes on"
+    assert text.splitlines()[-1].endswith("line 004999"), "the log continues"
     assert text.count("earlier lines are lost") == 1
     assert "earlier lines are lost" in text.splitlines()[0]
     assert {each.name for each in tmp_path.iterdir()} <= {"agent.log", "agent.log.1", "agent.log.1.part"}
@@ -281,7 +281,7 @@ def test_a_full_log_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "turns", lambda: full)
     watched = Watched()
     watched.bounds.look(0.0)
-    assert watched.said == [], "what was before"
+    assert watched.said == [], "no event of the state before"
     full = 5
     watched.bounds.look(1.0)
     watched.bounds.look(2.0)
@@ -311,17 +311,17 @@ def test_answers_that_are_remembered_are_bounded_in_memory_and_on_disk(sizes: li
             for number, size in enumerate(sizes):
                 journal.begin(Reply(id=f"c{number}", node="n", status="accepted"))
                 journal.finish(reply(number, size))
-                assert journal.get(f"c{number}") == reply(number, size), "the last one always"
+                assert journal.get(f"c{number}") == reply(number, size), "the last reply is always kept"
             known = {number for number in range(len(sizes)) if journal.get(f"c{number}") is not None}
             journal.begin(Reply(id="open", node="n", status="accepted"))
             assert path.stat().st_size <= 4 * 10_000 + 4000
         assert len(known) <= 20
         assert sum(len(encode(reply(number, sizes[number]))) for number in sorted(known)[:-1]) <= 10_000
-        assert known == set(range(len(sizes) - len(known), len(sizes))), "the newest"
+        assert known == set(range(len(sizes) - len(known), len(sizes))), "the newest are kept"
         with AnswerJournal(path, limit=20, limit_bytes=10_000) as again:
             kept = {number for number in range(len(sizes)) if again.get(f"c{number}") is not None}
             assert kept <= known
-            assert known - kept <= set(sorted(known)[:1]), "one makes room for that of the command under way"
+            assert known - kept <= set(sorted(known)[:1]), "one leaves space for the reply of the current command"
             found = again.get("open")
             assert found is not None
             assert found.error == "interrupted: the agent was restarted"

@@ -41,7 +41,7 @@ def test_a_daemon_is_found_by_its_file_and_believed_by_its_name(
     (tmp_path / "root/run/virtlogd.pid").write_text(str(os.getpid()))  # stale: now the id of another process
     (tmp_path / "root/run/libvirtd.pid").write_text("none\n")
     assert daemon_pids(hypervisor(tmp_path / "root")) == (daemon.pid,)
-    assert daemon_pids(hypervisor(tmp_path / "root", "xen+ssh://root@node/system")) == (), "of another machine"
+    assert daemon_pids(hypervisor(tmp_path / "root", "xen+ssh://root@node/system")) == (), "on another machine"
 
 
 def test_the_cpu_time_of_daemons_is_told_and_one_that_has_ended_counts_no_more(

@@ -146,7 +146,7 @@ def test_shares_are_conserved() -> None:
     print("\n".join(f"{count:9} {what}" for what, count in sorted(TOTALS.items())))  # noqa: T201  # output of the long lane
     if file := os.environ.get("DFRS_EXCHANGE_RESULT"):
         Path(file).write_text(json.dumps(TOTALS, indent=1, sort_keys=True) + "\n")
-    assert [what for what in _EVENTS if not TOTALS[what]] == [], "the schedules have none of these"
+    assert [what for what in _EVENTS if not TOTALS[what]] == [], "these events never occurred in the schedules"
 
 
 def returned_twice(patch: pytest.MonkeyPatch) -> None:

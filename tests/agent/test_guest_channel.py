@@ -101,7 +101,7 @@ def test_orders_to_a_guest_that_reads_nothing_do_not_pile_up(tmp_path: Path, mon
             assert 0 < most <= MOST_UNSENT_BYTES
             channel.detach()
             await asyncio.sleep(0)
-            assert writer.unsent_bytes == 0, "what it did not read keeps no socket open"
+            assert writer.unsent_bytes == 0, "unread data keeps no socket open"
 
     asyncio.run(main())
 

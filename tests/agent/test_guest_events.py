@@ -89,7 +89,7 @@ def test_a_full_outbox_neither_ends_an_agent_nor_loses_an_end(
             assert samples[-1].refused == outbox.refused
             told = [line for line in caplog.messages if "wait for the broker" in line]
             assert told
-            assert len(told) <= 10, "not each time"
+            assert len(told) <= 10, "not at every attempt"
             agent.stop()
             await running
 

@@ -271,7 +271,7 @@ def test_a_crash_in_a_save_over_an_older_image_of_that_name_never_gives_the_olde
             is_older = path.exists() and path.read_bytes() == earlier
             images = await images_of(agent, earlier if is_older else crashes.right)
             if is_older and images:
-                assert GONE not in left.marks, "the guest is at a later point, and was not saved there yet"
+                assert GONE not in left.marks, "the guest has continued, and has no save of its new state"
             if REPLIED in left.marks or (GONE in left.marks and not unpowered):
                 assert images == [IMAGE]
 

@@ -118,7 +118,7 @@ def test_two_saves_at_once_do_not_both_get_the_same_room(disk: Path, tmp_path: P
         for guest in ("a", "b"):
             await start(agent, guest, 12)
         await agent.perform(Hold(guest="a", image="a.img"))
-        assert agent._room.free_mib() == 20, "what is not complete yet is not taken off"
+        assert agent._room.free_mib() == 20, "an incomplete image is not subtracted"
         with pytest.raises(NoRoomError, match="12 MiB needed, 8 MiB free"):
             await agent.perform(Hold(guest="b", image="b.img"))
         driver.may_write.clear()

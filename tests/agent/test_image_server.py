@@ -219,7 +219,7 @@ def test_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyP
         reader, writer = await asyncio.open_connection("127.0.0.1", nodes.port)
         assert await reader.read() in (b"", b'{"bytes":0,"error":"","code":""}\n')
         writer.close()
-        await until(lambda: not nodes.server._talks, "it is gone")
+        await until(lambda: not nodes.server._talks, "the end of the connection")
 
     on(tmp_path, play)
 
@@ -282,8 +282,8 @@ def test_who_hangs_up_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
             await asyncio.get_running_loop().run_in_executor(
                 None, connection.sendall, request(nodes.offer(image), image="huge.img", bytes=huge, digest="0")
             )
-            await until(lambda: len(nodes.server._talks) == 1, "it sends")
-        await until(lambda: not nodes.server._talks, "it is gone")
+            await until(lambda: len(nodes.server._talks) == 1, "a transfer that sends")
+        await until(lambda: not nodes.server._talks, "the end of the connection")
 
     on(tmp_path, play)
 

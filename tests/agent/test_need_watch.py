@@ -57,7 +57,7 @@ def test_a_guest_that_was_held_back_needs_at_most_its_own_pace() -> None:
     (found,) = needs.estimated([sample(0.5, 0.1, throttled_s=2.5)], 5.0)
     assert (found.need.least_cores, found.need.most_cores) == (pytest.approx(0.1), pytest.approx(0.22))
     (found,) = needs.estimated([sample(1.0, 0.1, throttled_s=None)], 10.0)
-    assert found.need.most_cores == pytest.approx(0.22), "the node did not tell this time"
+    assert found.need.most_cores == pytest.approx(0.22), "the node gave no report in this window"
 
 
 def test_only_guests_that_are_to_be_watched_are_and_until_they_are_gone() -> None:

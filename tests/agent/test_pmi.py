@@ -77,7 +77,7 @@ def test_keys_of_others_are_known_once_the_barrier_is_passed() -> None:
     assert found.pass_barrier(SESSION, 1, [PEER], last=False) is None
     assert found.waiting
     assert found.pass_barrier(SESSION, 1, [], last=True) == "cmd=barrier_out"
-    assert found.pass_barrier(SESSION, 1, [], last=True) is None, "it has passed"
+    assert found.pass_barrier(SESSION, 1, [], last=True) is None, "the barrier is already passed"
     assert get(found, "-allgather-1-1") == "cmd=get_result rc=0 msg=success value=0011"
     assert get(found, "-allgather-1-0") == "cmd=get_result rc=0 msg=success value=0022"
     assert found.take(b"cmd=barrier_in") == Barrier(SESSION, 2, {}), "keys are published once"
@@ -120,7 +120,7 @@ def test_keys_that_no_rank_would_publish_never_reach_mpi(keys: RankKeys, words: 
     found.pass_barrier(SESSION, 1, [], last=True)
     for key in keys.keys:
         if key == "-allgather-1-0":
-            assert get(found, key) == "cmd=get_result rc=0 msg=success value=0022", "its own"
+            assert get(found, key) == "cmd=get_result rc=0 msg=success value=0022", "the rank's own key"
         elif "\n" not in key and key != "PMI_process_mapping":
             assert get(found, key) == "cmd=get_result rc=-1 msg=key_not_found value=unknown"
     assert get(found, "PMI_process_mapping") == "cmd=get_result rc=0 msg=success value=(vector,(0,2,1))"

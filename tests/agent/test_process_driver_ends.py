@@ -103,7 +103,7 @@ class TestEnds:
             await node.driver.hold("a")
             image = node.budget.image_dir / "a.img"
             save = asyncio.ensure_future(node.driver.save("a", None, image))
-            await until(lambda: node.driver._guests["a"]._report, "its word that it is saved")
+            await until(lambda: node.driver._guests["a"]._report, "the report of the save")
             save.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await save

@@ -36,7 +36,7 @@ class TestParked:
             guest = await self.held(node, self.suite.throttled_s)
 
             async def write() -> SaveReport:
-                assert not guest._link.open, "nothing ties it to the agent while it is written"
+                assert not guest._link.open, "no connection to the agent during the checkpoint"
                 raise DriverError("no room")
 
             for _ in range(3):

@@ -131,7 +131,7 @@ def test_what_one_guest_does_not_use_goes_to_the_one_that_is_short(tmp_path: Pat
         nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
         async with serving(Network(seed), *nodes):
             await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "the shares of the others")
-            await until(lambda: nodes[1].set.get("g1", 1) < 0.15, "the end of what one has too much")
+            await until(lambda: nodes[1].set.get("g1", 1) < 0.15, "the return of excess shares")
         assert total(nodes) == 3 * shares_of(BOOKED)
 
     asyncio.run(scenario())
@@ -151,7 +151,7 @@ def test_a_guest_gives_to_those_that_it_waits_for(tmp_path: Path) -> None:
                 return nodes[1].set.get("g1", 0) > BOOKED + 0.05
 
             await until(wait, "shares of the guest that waits")
-        assert nodes[0].set["g0"] == pytest.approx(BOOKED), "nobody waits for it"
+        assert nodes[0].set["g0"] == pytest.approx(BOOKED), "no task waits for this one"
         assert total(nodes) == 3 * shares_of(BOOKED)
 
     asyncio.run(scenario())
@@ -203,7 +203,7 @@ def test_a_guess_serves_where_the_order_asks_for_it_and_ranks_count_nothing(tmp_
                 return nodes[1].set.get("g1", 0) > BOOKED + 0.05
 
             await until(wait, "shares of the guest that waits")
-        assert asked == [("g2", addresses)] * 2, "once more after it failed"
+        assert asked == [("g2", addresses)] * 2, "one repeat after the failure"
         assert total(nodes) == 3 * shares_of(BOOKED)
 
     asyncio.run(scenario())
@@ -377,7 +377,7 @@ def test_telemetry_goes_on_with_what_a_killed_agent_has_taken(tmp_path: Path) ->
             await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "the shares of the others")
         (before,) = nodes[0].exchange.told(await nodes[0].samples())
         nodes[0].exchange = nodes[0].agent()
-        assert nodes[0].exchange.told(await nodes[0].samples())[0].bank is None, "it knows of no job yet"
+        assert nodes[0].exchange.told(await nodes[0].samples())[0].bank is None, "the agent knows no job yet"
         nodes[0].exchange.take_over([nodes[0].spec()])
         (after,) = nodes[0].exchange.told(await nodes[0].samples())
         assert (after.taken_cores, after.bank) == (before.taken_cores, before.bank)

@@ -76,7 +76,7 @@ def test_a_lease_that_is_renewed_goes_on(tmp_path: Path) -> None:
     later.now_s = TTL_S + 1
     assert not later.guard.run_out()
     assert later.guard.hear(TOPIC, encode(lease(OTHER))) is False
-    assert not later.guard.allows(OTHER), "once it was heard, it is held as any other"
+    assert not later.guard.allows(OTHER), "a renewed lease counts as any other"
 
 
 def test_a_lease_that_was_released_meanwhile_is_over(tmp_path: Path) -> None:

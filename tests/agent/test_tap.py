@@ -186,7 +186,7 @@ def test_bytes_of_messages_are_counted_by_their_sender(ends: tuple[str, str]) ->
             return found[2] >= 100_000
 
         wait_until(all_came, "all bytes of messages")
-        assert found == [0, 0, 100_000], "the answer did not go to the guest, and acknowledgements are no messages"
+        assert found == [0, 0, 100_000], "the answer did not go to the guest, and acknowledgements do not count"
         subprocess.run(["ip", "-n", left, "link", "delete", "left"], check=True)
 
         def gone() -> bool:

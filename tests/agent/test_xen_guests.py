@@ -14,7 +14,7 @@ _CAPABILITIES = Path("/proc/xen/capabilities")
 _IN_CONTROL = _CAPABILITIES.exists() and "control_d" in _CAPABILITIES.read_text(encoding="ascii")
 
 pytestmark = [
-    pytest.mark.skipif(not _IN_CONTROL, reason="this machine is no domain 0 of Xen; tests/box has one"),
+    pytest.mark.skipif(not _IN_CONTROL, reason="this machine is not a domain 0 of Xen; tests/box has one"),
     pytest.mark.slow,
 ]
 

@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_went(source: Path, tmp_path: Pa
     assert run.status == "preparing"
     assert run.scenario == {}
     growing.advance_past('"state":"done"')
-    assert run.status == "preparing", "what was read is kept"
+    assert run.status == "preparing", "the state that was read is kept"
     assert run.refresh().status == "running"
     assert run.verdict.startswith("Not ended: it goes on, or its controller was killed; 1 of the ")
     assert run.jobs.filter(pl.col("state") == "done").height == 1

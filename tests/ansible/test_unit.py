@@ -247,7 +247,7 @@ def test_requirements_are_installed_by_hashes_and_the_wheel_without_any(
     assert all("--require-hashes" in call and "--find-links=/srv/wheels" in call for call in requirements)
     assert re.findall(r"--requirement (\S+)", " ".join(requirements)) == lists
     assert wheel.endswith(f"install --no-deps --no-index --force-reinstall {home}/own.whl")
-    assert run_install(home, extra, "--find-links=/srv/wheels") == [], "again there is nothing to do"
+    assert run_install(home, extra, "--find-links=/srv/wheels") == [], "a repeat changes nothing"
 
 
 def test_another_wheel_or_another_lock_is_installed_and_a_failure_is_tried_again(home: Path) -> None:

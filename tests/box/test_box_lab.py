@@ -130,7 +130,7 @@ def _assert_nodes_are_their_own(lab):
     """The nodes differ, and reach each other over limited links."""
     other = lab.from_a_to_b("capabilities")
     plain = lab.from_a("qemu+tcp://10.213.255.2/system", "version")
-    assert plain.returncode != 0, "without TLS only where a scenario asks for it"
+    assert plain.returncode != 0, "without TLS only if a scenario requests it"
     assert "Connection refused" in plain.stderr
     own = lab.virsh("a", "capabilities")
     uuids = [text[text.index("<uuid>") + 6 : text.index("</uuid>")] for text in (own, other)]

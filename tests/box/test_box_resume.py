@@ -156,7 +156,7 @@ def test_every_job_ends_well_after_the_controller_was_killed(
                 moved.add(job)
 
     assert read_history(run / "events.jsonl", (), keep).resumes == len(recovered) == 1
-    assert moved >= set(range(LIVE_EVERY, 13, LIVE_EVERY)), "others may, if they were to be saved when it was lost"
+    assert moved >= set(range(LIVE_EVERY, 13, LIVE_EVERY)), "others may move, if their save was under way at the loss"
     note(
         victim="controller", phase=phase, done=summary["done"], blind_s=recovered[0].blind_s,
         adopted=len(recovered[0].adopted), carried_on=len(recovered[0].carried_on),

@@ -187,7 +187,7 @@ def test_five_jobs_run_in_a_lab_that_is_made_and_removed(joined: Joined) -> None
 
     status = json.loads(joined.command("lab", "status", joined.lab, "--json"))[0]
     assert status["missing"] == []
-    assert [node["domains"] for node in status["nodes"]] == [[], []], "guests of the run are left"
+    assert [node["domains"] for node in status["nodes"]] == [[], []], "guests of the run remain"
     joined.command("lab", "down", joined.lab)
     assert leftovers(joined.lab) == []
     assert marked(joined.lab) == []

@@ -82,10 +82,10 @@ def test_a_renewal_prolongs_a_lease_and_changes_none_of_its_terms() -> None:
 def test_a_release_topic_says_who_ends_a_lease_and_cannot_begin_one() -> None:
     guard = LeaseGuard(Clock())
     assert not guard.hear(BY_BOB, record("x"))
-    assert not guard.live, "nobody holds it by a release topic"
+    assert not guard.live, "a release topic gives nobody the lease"
     guard.hear(TOPIC, record("a"))
     assert not guard.hear(BY_BOB, record("b", released=True, proof=""))
-    assert guard.allows("a"), "that was another lease"
+    assert guard.allows("a"), "the release was of another lease"
     assert guard.hear(BY_BOB, record("a", released=True, proof="", released_by="alice@her-machine " + "x" * 1000))
     assert guard.released_by.startswith("bob (alice@her-machine ")
     assert len(guard.released_by) < 120
@@ -115,7 +115,7 @@ def test_another_token_is_ignored_while_the_lease_lives_and_taken_when_it_has_ru
     assert guard.allows("a")
     clock.now_s = 10.5
     assert guard.run_out()
-    assert not guard.run_out(), "it runs out once"
+    assert not guard.run_out(), "the lease expires once"
     guard.hear(TOPIC, record("b"))
     assert guard.allows("b")
 

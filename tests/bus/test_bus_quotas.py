@@ -193,7 +193,7 @@ def test_whoever_sends_too_fast_loses_its_own_messages_only() -> None:
         handling.cancel()
         await asyncio.gather(handling, return_exceptions=True)
         assert [payload for topic, payload in box.got if topic == "honest"] == [bytes([n]) for n in range(40)]
-        assert inbox.dropped == {"flood": 40 - 15}, "fifteen with their topics, and what keeping them takes"
+        assert inbox.dropped == {"flood": 40 - 15}, "fifteen fit, with their topics and the overhead"
 
     run(work())
 
@@ -255,7 +255,7 @@ def test_what_is_claimed_counts_again_until_it_was_handled() -> None:
         inbox.add("late", box, 1)
         for _ in range(10):
             inbox.put("late", bytes(1 << 20))
-        assert inbox.dropped["late"] == 5, "ten of those that were claimed, and five more, are 16 MiB"
+        assert inbox.dropped["late"] == 5, "ten claimed ones and five more are 16 MiB"
         await box.count(15)
         inbox.put("late", b"again")
         await box.until(lambda payloads: b"again" in payloads)

@@ -281,7 +281,7 @@ def test_bad_commands_are_rejected_where_there_is_someone_to_tell(caplog: pytest
     virtually(scenario)
     first, rest = [record.getMessage() for record in caplog.records if record.name.startswith("testbed")]
     assert first.startswith("suspicious: n1: refused-command: bad record on ")
-    assert rest.startswith("suspicious: n1: refused-command (6 times): "), "all that came within a second, in one line"
+    assert rest.startswith("suspicious: n1: refused-command (6 times): "), "all of one second, in one line"
 
 
 @settings(max_examples=100, deadline=None)
@@ -459,7 +459,7 @@ def test_replies_count_only_from_the_node_that_was_asked_and_each_has_a_quota() 
                 await thief.publish(other, b"[" * 100_000)
             assert (await asking).status == "done"
             assert told["n1", ActKind.FALSE_REPORT] == 1
-            assert told["n2", ActKind.BAD_MESSAGE] == 202, "of 302, beyond the first hundred"
+            assert told["n2", ActKind.BAD_MESSAGE] == 202, "all of the 302 beyond the first hundred"
             for _ in range(3000):
                 await thief.publish(REPLIES, b"x")
             await requester.call("n1", Ping(), deadline_s=8)
@@ -519,9 +519,9 @@ def test_replies_that_wait_for_the_broker_are_bounded_and_what_is_beyond_is_coun
             bus.sent.clear()
             await bus.take(COMMANDS, asked(2499))
             await asyncio.sleep(1)
-            assert [(reply.id, reply.status) for reply in bus.sent] == [("c2499", "done")], "asked for again"
+            assert [(reply.id, reply.status) for reply in bus.sent] == [("c2499", "done")], "a repeated request"
             lost = [line for line in caplog.messages if "lost" in line]
-            assert len(lost) <= 13, "with each doubling of their number"
+            assert len(lost) <= 13, "one per doubling of their number"
 
     virtually(scenario)
 

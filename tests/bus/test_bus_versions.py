@@ -117,7 +117,7 @@ class Node:
 
 
 def refused(protocol: int, release: str, **more: object) -> str:
-    """Return a controller's error in a lab whose last of three nodes has another protocol, and in which one is silent."""
+    """Return a controller's error in a lab of three nodes: the last one has another protocol, and one is silent."""
 
     async def main() -> str:
         hub = MemoryHub()
@@ -200,7 +200,7 @@ def test_a_lab_that_a_newer_controller_drives_is_not_taken_for_free() -> None:
             await bus.publish(topics.lease_topic("t"), json.dumps(raw).encode(), retain=True)
             with pytest.raises(UserError, match=r"lab 't' is driven by new:1"):
                 async with hold_lease(own, "t", "token", 900.0):
-                    raise AssertionError("it was taken")
+                    raise AssertionError("the message was accepted")
 
     run_in_virtual_time(main())
 

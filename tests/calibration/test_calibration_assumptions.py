@@ -49,7 +49,7 @@ def test_verdicts_agree_with_their_bounds(pairs):
 
 
 def verdicts(experiment, conditions_and_observations, blocks=6):
-    """Judge trials of one experiment, with a hair of difference between blocks."""
+    """Judge trials of one experiment, with a tiny difference between blocks."""
     outcomes = [
         Outcome(
             trial=100 * block + index,
@@ -114,7 +114,7 @@ def test_isolation_caps_and_starts_are_judged():
         (cap, {"used_cores": used}, {"window_s": window, "requested_cores": 0.5})
         for window, used in ((0.1, 0.8), (10.0, 0.505))
     ]
-    assert verdicts("cap-accuracy", windows)["cap_accuracy"].verdict == "held"  # over the longest windows
+    assert verdicts("cap-accuracy", windows)["cap_accuracy"].verdict == "held"  # the longest windows decide
     start = {"memory_mib": 128, "tasks": 1, "concurrent": 1}
     assert verdicts("start", [(start, {"ready_s": 0.15}, {})])["free_start"].verdict == "held"
     slow = verdicts("start", [(start, {"ready_s": 4.0}, {})])["free_start"]

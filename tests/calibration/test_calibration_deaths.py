@@ -1,4 +1,4 @@
-"""Guests that die in the middle of a trial: the trial failed, those before are kept, and the calibration goes on."""
+"""Guests that die in the middle of a trial: the trial fails, earlier trials are kept, and the calibration continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WITH_GUESTS = (
 
 
 class Once(Experiment):
-    """An experiment with one condition; `disturb` runs beside its second trial."""
+    """An experiment with one condition; `disturb` runs concurrently with its second trial."""
 
     def __init__(self, experiment, disturb):
         self.name, self.about = experiment.name, experiment.about
@@ -82,7 +82,7 @@ def drivers(monkeypatch):
 
 
 def die(drivers, draw):
-    """Let one of the guests end, as a virtual machine does whose QEMU was killed; return its name in a list."""
+    """End one of the guests, as if the QEMU of its virtual machine was killed; return its name in a list."""
     there = [(driver, guest) for driver in drivers for guest in sorted(driver._guests)]
     for driver, guest in draw.sample(there, min(1, len(there))):
         found = driver._guests.pop(guest)
@@ -101,7 +101,7 @@ def run(scenario, place, *experiments, blocks=3, extras=""):
 
 
 class Clock:
-    """Moments of the second trial: virtual seconds since it began, or commands that agents have done for it."""
+    """Moments of the second trial: virtual seconds since its begin, or its commands that agents have executed."""
 
     def __init__(self, monkeypatch, unit):
         self.unit, self.length, self.act = unit, 0.0, lambda: None
@@ -110,7 +110,7 @@ class Clock:
 
         async def count(agent, action):
             found = await perform(agent, action)
-            if self._running and not isinstance(action, DropImage | Stop):  # with those the trial is over
+            if self._running and not isinstance(action, DropImage | Stop):  # these follow the end of the trial
                 self._count += 1
                 if unit == "commands" and self._count == self._at:
                     self.act()
@@ -119,7 +119,7 @@ class Clock:
         monkeypatch.setattr(Agent, "perform", count)
 
     async def act_at(self, frac, act):
-        """Act once at a part of the trial's length, and measure that length until cancelled."""
+        """Act once at a fraction of the trial's length, and measure that length until cancelled."""
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
         self._running, self._count, self.act = True, 0, act

@@ -1,4 +1,4 @@
-"""Guests of real processes that are killed in the middle of a trial: the calibration keeps the others and goes on."""
+"""Real processes are killed in the middle of a trial: the calibration keeps the other trials and continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def programs() -> list[psutil.Process]:
 
 
 def kill(_guest: str) -> None:
-    """Kill the only guest that there is."""
+    """Kill the only guest."""
     (program,) = programs()
     program.send_signal(signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The fitters against laws that are known: their intervals must hold the truth as often as they say."""
+"""The fitters against known laws: their intervals must contain the truth as often as their level says."""
 
 import math
 from itertools import pairwise
@@ -40,7 +40,7 @@ def sample_of(
     outliers: float = 0.0,
     at_once: tuple[int, ...] = AT_ONCE,
 ) -> Sample:
-    """Trials that have noise of their own, and less noise within them; some are wrong by a factor."""
+    """Trials with noise between them, and less noise within them; some are outliers by a factor."""
     draw = np.random.default_rng(seed)
     rows = []
     trial = 0
@@ -62,7 +62,7 @@ def few_resamples(monkeypatch):
     monkeypatch.setattr(fits, "RESAMPLES", 400)
 
 
-# which model
+# choice of the model
 
 
 @pytest.mark.parametrize("blocks", [3, 10])
@@ -93,7 +93,7 @@ def test_a_falling_line_is_no_rate(few_resamples):
     assert fit_times(falling).s_per_mib == (None,)
 
 
-# what it finds
+# estimates
 
 
 @pytest.mark.parametrize("law", ["constant", "linear", "shared"])
@@ -149,7 +149,7 @@ def test_times_that_are_no_numbers_are_refused_and_none_give_no_fit():
     assert math.isnan(single.fixed_s[0].low)
 
 
-# how sure it is
+# intervals
 
 
 def covered(intervals_and_truth) -> float:
@@ -187,7 +187,7 @@ def test_intervals_of_a_median_cover_the_truth_however_few_the_trials(trials, fe
     found = []
     for _set in range(DATA_SETS):
         of_trial = draw.normal(5.0, 1.0, trials)
-        values = np.repeat(of_trial, 3) + draw.normal(0.0, 0.1, 3 * trials)  # three guests a trial are not three trials
+        values = np.repeat(of_trial, 3) + draw.normal(0.0, 0.1, 3 * trials)  # three guests are not three trials
         found.append((median_interval(values, np.repeat(np.arange(trials), 3)), 5.0))
     assert LEAST_COVERED <= covered(found) <= MOST_COVERED
 
@@ -252,5 +252,5 @@ def test_deviations_do_not_depend_on_unit_or_origin(values, unit, origin):
     spread = float(np.median(np.abs(plain - np.median(plain))))
     found = deviations_of(plain)
     assert np.isfinite(found).all()
-    if spread > 1e-3:  # else rounding is all there is
+    if spread > 1e-3:  # otherwise there are only rounding errors
         assert np.allclose(deviations_of(plain * unit + origin), found, rtol=1e-4, atol=1e-4)

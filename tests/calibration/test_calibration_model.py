@@ -1,4 +1,4 @@
-"""From trials to `calibration.toml` and back: what was measured is found, what was not is not there."""
+"""From trials to `calibration.toml` and back: measured quantities are in the file, and no others."""
 
 import io
 import json
@@ -120,7 +120,7 @@ def test_what_was_not_measured_gives_nothing():
 
 def test_what_holds_for_one_size_only_says_so(calibration):
     (mpi,) = calibration.find("mpi_penalty_s")
-    assert mpi.condition["memory_mib"] == 128  # the only one that was tried
+    assert mpi.condition["memory_mib"] == 128  # the only tested size
     assert "concurrent" not in mpi.condition
     (start,) = calibration.find("start_s", tasks=1)
     assert start.condition == {"tasks": 1, "concurrent": 1}  # over several sizes
@@ -198,7 +198,7 @@ def test_the_same_trials_give_the_same_bytes(monkeypatch, tmp_path):
 def test_a_file_that_cannot_be_written_leaves_the_old_one(calibration, tmp_path):
     path = tmp_path / "calibration.toml"
     path.write_text("old", encoding="utf-8")
-    (tmp_path / f".calibration.toml.{os.getpid()}.part").mkdir()  # in the place of its draft
+    (tmp_path / f".calibration.toml.{os.getpid()}.part").mkdir()  # a folder at the path of the draft
     with pytest.raises(RunError, match="cannot write"):
         write_calibration(path, calibration)
     assert path.read_text(encoding="utf-8") == "old"

@@ -1,4 +1,4 @@
-"""The tables that a simulation reads: what was measured, on the grid that was measured, and never below 0."""
+"""The tables that a simulation reads: measured values, on the measured grid, and never below 0."""
 
 import msgspec
 import numpy as np
@@ -108,7 +108,7 @@ def test_cold_images_and_other_stores_have_tables_of_their_own():
     ]
     warm, cold = (calibrate_from(Trials(BEGIN, both), cache=cache).overheads for cache in ("warm", "cold"))
     assert np.array(cold.resume_s) - np.array(warm.resume_s) == pytest.approx(np.full((3, 4), 3.0), abs=0.1)
-    assert cold.save_s == warm.save_s  # nothing is read yet
+    assert cold.save_s == warm.save_s  # a save reads nothing
     assert calibrate_from(Trials(BEGIN, both), storage="memory").overheads is None
 
 
@@ -122,7 +122,7 @@ def test_levels_begin_with_one_task(tmp_path):
 
 
 def test_what_jobs_of_several_tasks_take_beyond_one_is_told_and_simulated(tmp_path):
-    """An MPI job is saved a second later than a guest of its memory, and goes on two seconds later."""
+    """The save of an MPI job takes a second longer than that of a guest of its memory, its resume two seconds."""
     trials = synthetic_trials(6, only=("save-restore", "start"))
     alone = calibrate_from(trials)
     assert alone.overheads.parallel is None
@@ -142,7 +142,7 @@ def test_what_jobs_of_several_tasks_take_beyond_one_is_told_and_simulated(tmp_pa
         and outcome.condition.get("storage", "disk") == "disk" and outcome.condition.get("touched_frac", 1.0) == 1.0
     ]  # fmt: skip
     found = calibrate_from(Trials(trials.begin, [*trials.outcomes, *jobs]))
-    assert found.overheads.save_s == alone.overheads.save_s, "that of one task is what it was"
+    assert found.overheads.save_s == alone.overheads.save_s, "the save of a single task is unchanged"
     assert found.overheads.parallel == {
         "start_s": 0.0, "save_s": pytest.approx(1.0, abs=0.1), "resume_s": pytest.approx(2.0, abs=0.2),
         "migration_s": pytest.approx(3.0, abs=0.3),

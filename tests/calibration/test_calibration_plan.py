@@ -1,4 +1,4 @@
-"""Trials: their order, and what is left of them."""
+"""Trials: their order, and the remaining ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments of other packages: equal to the built-in ones, checked, and no harm to others when they fail."""
+"""Experiments of other packages: treated as built-in ones, checked, and isolated from others when they fail."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Own(Experiment):
 
 @pytest.fixture
 def plugin(install_plugin):
-    """Return what installs an experiment `own`, with other methods in place of its own ones."""
+    """Return a function that installs an experiment `own`, with some of its methods replaced."""
 
     def install(methods="", points="own = own_experiment:Own", head=HEAD):
         body = "".join(f"    {line}\n" if line else "\n" for line in methods.split("\n"))
@@ -98,11 +98,11 @@ def own_trials(*seen_s):
 
 @pytest.fixture
 def words_only(monkeypatch):
-    """Leave the drawings away, which take most of the time."""
+    """Leave out the drawings, which take most of the time."""
     monkeypatch.setattr(page_module, "inline_svg", lambda _chart, _width_in, variant: f"<svg class={variant}></svg>")
 
 
-# --- found
+# --- discovery
 
 
 def test_built_in_experiments_are_found_like_all_others_and_come_first(plugin):
@@ -324,7 +324,7 @@ def test_reschedulings_of_another_experiment_join_the_common_figures(plugin):
     trials = own_trials(1.0, 2.0)
     charts = {one.name: one for one in calibration_page(trials, calibrate_from(trials)).charts}
     assert "mine: 1.5 (" in charts["calibration_penalty"].caption
-    assert "mine: y less x 0 (" in charts["calibration_clocks"].caption
+    assert "mine: y minus x 0 (" in charts["calibration_clocks"].caption
 
 
 def test_a_figure_that_cannot_be_drawn_says_so_in_its_place(plugin, tmp_path):

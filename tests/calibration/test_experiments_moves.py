@@ -1,4 +1,4 @@
-"""Experiments on guests that start, are saved, sent and moved: in virtual time, and their choice of conditions."""
+"""Experiments on guests that start, are saved, transferred and moved: in virtual time; their choice of conditions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OBSERVED = {
     "decision": {"decide_s"},
     "bus": {"round_trip_s"},
 }
-NOT_ALWAYS = {"cached_frac"}  # a node need not know it
+NOT_ALWAYS = {"cached_frac"}  # optional: some nodes do not report it
 SAVING = ("start", "cap", "save", "mpi")
 ON_NODES = [name for name in OBSERVED if name not in ("decision", "bus")]
 
@@ -96,7 +96,7 @@ def test_every_condition_gives_what_was_agreed(name):
         for seen in observations:
             assert set(seen) - NOT_ALWAYS == OBSERVED[name]
             assert all(isfinite(value) for value in seen.values())
-            # the null driver counts whole units: a felt time is off by a few of them, and of polls
+            # the null driver counts whole units, so the error of a felt time is a few units, and a few polls
             assert all(value >= (-0.05 if key_ == "felt_s" else 0.0) for key_, value in seen.items())
 
 
@@ -120,7 +120,7 @@ def test_a_live_migration_is_felt_for_its_downtime():
 
 
 def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
-    """With operations that take known times, the parts add up, and the pause is in none of them."""
+    """With operations of known durations, the parts add up, and no part contains the pause."""
     import asyncio
 
     save, restore = NullDriver.save, NullDriver.restore
@@ -210,7 +210,7 @@ labs = st.builds(
 
 
 ROOMY = lab_of(capabilities=(*SAVING, "whole", "live"))
-NEEDS = {  # capabilities, nodes; guests on a node at once, by the number of nodes
+NEEDS = {  # capabilities, nodes; concurrent guests per node, by the number of nodes
     "save-restore": (("save",), 1, lambda _nodes: 1),
     "mpi-save-restore": (("save", "mpi"), 1, lambda nodes: min(4, max(2, nodes))),
     "transfer": (("save",), 2, lambda _nodes: 1),
@@ -221,7 +221,7 @@ NEEDS = {  # capabilities, nodes; guests on a node at once, by the number of nod
 
 
 def possible(name, lab):
-    """Whether a lab has what an experiment needs."""
+    """Whether a lab meets the requirements of an experiment."""
     capabilities, nodes, guests = NEEDS[name]
     fact = lab.facts[0]
     need_mib = guests(len(lab.facts)) * max(64, fact.guest_floor_mib)
@@ -265,7 +265,7 @@ def test_conditions_always_fit(lab, quick):
 @given(lab=labs)
 @example(lab=ROOMY)
 def test_the_grid_of_saves_tells_memory_from_company(lab):
-    """Each number of guests at once has two sizes of memory to fit a line, as far as room permits."""
+    """Each number of concurrent guests has two memory sizes, for the fit of a line, as far as memory permits."""
     (experiment,) = find_experiments(["save-restore"])
     assume(possible("save-restore", lab))
     for quick in (False, True):
@@ -280,7 +280,7 @@ def test_the_grid_of_saves_tells_memory_from_company(lab):
             assert len(sizes) == (0 if room < least else 1) or (min(sizes) == least and max(sizes) == room)
             assert len(sizes) >= 2 or room < 1.25 * least
         alone = {one["memory_mib"] for one in plain if one["concurrent"] == 1}
-        assert quick or len(alone) == len(felt.levels_mib(lab, 1, 5)), "also of emulated guests: times against memory"
+        assert quick or len(alone) == len(felt.levels_mib(lab, 1, 5)), "also for emulated guests: times by memory"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Experiments on guests that start, stop, are saved and sent: with real processes."""
+"""Experiments on guests that start, stop, are saved and transferred: with real processes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NAMES = ("enactment", "start", "save-restore", "mpi-save-restore", "transfer")
 
 
 def smallest(condition):
-    """Order conditions by how much they ask for; what is cold comes before what is not."""
+    """Order conditions by their demands; cold ones come before warm ones."""
     amounts = [condition.get(name, 1) for name in ("memory_mib", "concurrent", "guests", "tasks")]
     return prod(amounts), condition.get("cache", "")
 
 
 @pytest.fixture
 def edges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
-    """Return the moments at which jobs were seen to progress, as (time, units), as the experiments take them."""
+    """Return the samples of progress that the experiments take, as (time, units)."""
     found: list[tuple[float, int]] = []
     edge = LabJob.edge
 
@@ -84,7 +84,7 @@ def test_experiments_on_real_processes(tmp_path, edges):
             )
     for name in ("save-restore", "mpi-save-restore"):
         condition, (one,), _, edges_of_it = seen[name]
-        # write and sync are each that of the slowest task, which need not be the same one
+        # write and sync are each of the slowest task, but the two tasks may differ
         parts_s = one["write_reported_s"], one["sync_reported_s"]
         rest_s = sum(parts_s) if condition.get("tasks", 1) == 1 else max(parts_s)
         assert one["hold_s"] + rest_s <= one["save_s"] + 0.01
@@ -97,18 +97,18 @@ def test_experiments_on_real_processes(tmp_path, edges):
     moved_mib, saved_mib = (seen[name][1][0]["image_mib"] for name in ("transfer", "save-restore"))
     assert seen["transfer"][0]["memory_mib"] == seen["save-restore"][0]["memory_mib"]
     assert 0.5 * saved_mib < moved_mib < seen["transfer"][0]["memory_mib"]
-    # each program fills its memory up by whole MiB above what it takes itself, which may be a page more or less
+    # each program fills memory in whole MiB above its own use, which may vary by a page
     assert moved_mib - saved_mib == pytest.approx(round(moved_mib - saved_mib), abs=0.01)
 
 
 def check_felt(one, edges_of_it):
-    """The job progressed before, and from there on after; what it felt follows from that.
+    """Assert that the job progressed before the interruption and continued from there, and that `felt_s` follows.
 
-    How near `felt_s` comes to the interruption's cost says more about the machine than about the experiment:
-    test_experiments_moves.py compares it with costs that are known, in virtual time.
+    The distance of `felt_s` from the interruption's cost depends more on the machine than on the experiment, so
+    test_experiments_moves.py compares it with known costs in virtual time.
     """
     (begin_s, begin_units), (from_s, from_units), (to_s, to_units) = edges_of_it
-    assert begin_units < from_units < to_units, "a restored job goes on from where it was saved"
+    assert begin_units < from_units < to_units, "a restored job continues from the point of its save"
     rate = (from_units - begin_units) / (from_s - begin_s)
     away_s = one["penalty_s"] + one["pause_s"]
     assert away_s < to_s - from_s, "all of the interruption lies between the two moments"

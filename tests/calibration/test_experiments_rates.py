@@ -1,4 +1,4 @@
-"""The experiments on rates, on nodes whose guests are arithmetic: true figures, and flaws that must show."""
+"""The experiments on rates, on nodes with computed guests: true figures, and flaws that they must detect."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def in_the_dry(name, choose=lambda _condition: True, driver=NullDriver, quick=Fa
         return run_in_virtual_time(main())
 
 
-# --- what is true of a node without flaws
+# --- a node without flaws
 
 
 @pytest.mark.parametrize("cpus", [0.8, 1.0, 4.0])
@@ -145,11 +145,11 @@ def test_guests_are_as_fast_as_native_tasks_and_capped_ones_half_as_fast(cpus):
             assert observation["units_per_cpu_s"] == pytest.approx(UNITS_PER_CORE_S, rel=1e-3)
 
 
-# --- flaws that must show
+# --- flaws that must be detected
 
 
 class Leaky(NullDriver):
-    """Its guests use three tenths more than their caps, which read back as they were set."""
+    """The guests use three tenths more than their caps, which read back as they were set."""
 
     async def set_cap(self, guest, cap_cores):
         await super().set_cap(guest, cap_cores * 1.3)
@@ -157,7 +157,7 @@ class Leaky(NullDriver):
 
 
 class Slow(NullDriver):
-    """A new cap holds 300 ms after the command's end."""
+    """A new cap takes effect 300 ms after the command's end."""
 
     async def set_cap(self, guest, cap_cores):
         async def later():
@@ -230,7 +230,7 @@ def test_a_job_that_slows_down_by_itself_shows_as_drift():
     assert all(observation["drift_frac"] < -0.05 for observation in some)
 
 
-# --- what the fits make of it
+# --- fits of the observations
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def labs(draw):
 
 
 def possible(name, lab):
-    """Whether a lab has what an experiment needs: memory, at least a fifth of a core, and native programs."""
+    """Whether a lab meets an experiment's requirements: memory, at least a fifth of a core, and native programs."""
     fact = lab.facts[0]
     shared = lab.scenario.box is not None or all(node.spawn for node in lab.scenario.nodes)
     cores = min(fact.cpus, 0.9 * fact.machine_cores) if shared else fact.cpus
@@ -307,7 +307,7 @@ def test_conditions_fit_every_lab(lab, quick):
             continue
         conditions = experiment.conditions(lab, quick=quick)
         assert conditions
-        assert len(plan({name: conditions}, 1, 0)) == len(conditions)  # which refuses one that is there twice
+        assert len(plan({name: conditions}, 1, 0)) == len(conditions)  # `plan` refuses duplicates
         assert len(conditions) >= len(experiment.conditions(lab, quick=True))
         for condition in conditions:
             assert 0.0 < experiment.expected_s(condition, lab) < 60.0
@@ -322,7 +322,7 @@ def test_conditions_fit_every_lab(lab, quick):
 
 
 def _most_cores(name, condition, lab):
-    """What all guests on a node use at most."""
+    """Return the maximum CPU use of all guests on a node."""
     from testbed.study.calibration.sizes import need_cores
 
     match name:

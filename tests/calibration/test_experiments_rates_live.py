@@ -1,6 +1,6 @@
 """The experiments on rates with real processes under real caps, once each.
 
-What must hold on any machine is asserted; how near rates come to caps is judged on a machine that has idle CPU time.
+Properties of every machine are asserted; the accuracy of rates is judged only on a machine with idle CPU time.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SMALL = {
 
 
 DISTURBED = re.compile("the agent could not sample in time|its CPU use followed none of 3 changes")
-LEAST_DEDICATED_FRAC, MOST_DRIFT_FRAC = 0.95, 0.15  # of the job's own looks at yield 1
-MOST_DISTURBED = 3  # trials on a machine that has idle CPU time: it may have stood still in one
+LEAST_DEDICATED_FRAC, MOST_DRIFT_FRAC = 0.95, 0.15  # of the job's own measurements at yield 1
+MOST_DISTURBED = 3  # trials on a machine with idle CPU time, which may have paused in one of them
 
 
 async def undisturbed(trial: Callable[[], Awaitable[list[Observation]]]) -> list[Observation]:
-    """Repeat a trial that refuses to say anything because the agent or the guest did not get its CPU time."""
+    """Repeat a trial that gives no result because the agent or the guest did not get its CPU time."""
     hangs_s, refused = time.monotonic() + HANG_S, 0
     while True:
         window = Window()
@@ -58,7 +58,7 @@ async def undisturbed(trial: Callable[[], Awaitable[list[Observation]]]) -> list
 
 @pytest.fixture
 def watches(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
-    """Return what the experiments get to see of guests."""
+    """Return the samples of guests that the experiments receive."""
     found: list[Watched] = []
     watch = Lab.watch
 
@@ -113,7 +113,7 @@ def test_each_experiment_measures_real_processes(tmp_path, monkeypatch, watches,
 
 
 def check_responses(observations, changes, accuracy, window):
-    """Each response lies between its change of the cap and the next one."""
+    """Assert that each response is between its change of the cap and the next one."""
     forth, back = changes[::2], changes[1::2]
     commands = {one.end_s - one.begin_s: next_one.begin_s for one, next_one in zip(forth, back, strict=True)}
     begins = {one.end_s - one.begin_s: one.begin_s for one in forth}
@@ -128,7 +128,7 @@ def check_responses(observations, changes, accuracy, window):
 
 
 def check_virtualisation(capped, native, accuracy, window):
-    """A capped guest works as fast as a native task in each second of CPU time, and gets a tenth of it."""
+    """Assert that a capped guest is as fast as a native task per second of CPU time, and gets a tenth of that time."""
     (capped,), (native,) = capped, native
     assert capped["need_cores"] == native["need_cores"] == 1.0
     assert min(capped["units_per_s"], capped["units_per_cpu_s"], native["units_per_s"], native["units_per_cpu_s"]) > 0
@@ -139,17 +139,17 @@ def check_virtualisation(capped, native, accuracy, window):
 
 @dataclass(frozen=True)
 class Dedicated:
-    """What a job's own looks at yield 1 say of the machine: rates relative to them are judged if they agree.
+    """The state of the machine, from a job's own measurements at yield 1; relative rates are judged if these agree.
 
-    The counters of the whole machine cannot say it: at yield 1 the job itself takes all CPU time of a small machine.
+    The counters of the whole machine are no help: at yield 1 the job itself takes all CPU time of a small machine.
     """
 
-    used_frac: float  # of what the slowest task wanted
+    used_frac: float  # as a fraction of the demand of the slowest task
     drift_frac: float
     window: Window
 
     def busy(self) -> str:
-        """Return why relative rates say nothing, an empty string if they can be judged."""
+        """Return why relative rates cannot be judged; empty if they can."""
         if self.used_frac < LEAST_DEDICATED_FRAC:
             return f"at yield 1 the job got {self.used_frac:.0%} of its cores, less than {LEAST_DEDICATED_FRAC:.0%}"
         if abs(self.drift_frac) > MOST_DRIFT_FRAC:
@@ -158,7 +158,7 @@ class Dedicated:
 
 
 def check_proportionality(observations, accuracy, window):
-    """All yields were measured in one job, in an order of the trial's own, against one dedicated rate."""
+    """Assert that all yields were measured in one job, in the trial's own order, relative to one dedicated rate."""
     by_yield = {observation["yield_frac"]: observation for observation in observations}
     assert set(by_yield) == {0.1, 0.5, 1.0}
     assert sorted(observation["place"] for observation in observations) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""What samples of CPU time tell: against guests whose use is known by arithmetic."""
+"""Quantities from samples of CPU time, compared with guests whose use is computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ phases = st.floats(0.0, PERIOD_S)
 
 
 def bursts(t_s, cap_cores, phase_s=0.0):
-    """CPU time of a busy guest that gets its cap's worth at the begin of each period, on one core."""
+    """CPU time of a busy guest on one core that uses its whole cap at the begin of each period."""
     t = np.asarray(t_s) + phase_s
     whole = np.floor(t / PERIOD_S)
     return cap_cores * PERIOD_S * whole + np.minimum(t - whole * PERIOD_S, cap_cores * PERIOD_S)
@@ -101,7 +101,7 @@ def test_the_response_is_when_the_use_changed_whatever_one_sample_says(pair, beg
     if bad is not None:
         cpu[bad[0]] += bad[1]
     found = response_s(t, cpu, begin, after)
-    # a window may hold so much of the old use and still be near the new cap
+    # a window may contain this much of the old use and still be near the new cap
     before_s = RESPONSE_WINDOW_S * max(0.1 * after, 0.02) / abs(after - before)
     assert found is not None
     assert max(0.0, delay - before_s) - 0.02 <= found <= delay + 0.04
@@ -128,7 +128,7 @@ def test_a_cap_that_is_followed_for_a_moment_only_has_no_response():
     t = steps(0.01, 2.0)
     relapsed = change(t, 0.5, 0.6, 0.1) + np.maximum(0.0, t - 0.9) * 0.5
     assert response_s(t, relapsed, 0.5, 0.1) is None
-    # as long as only what was before it counts, it was followed
+    # if only samples before the relapse count, the guest followed the cap
     assert response_s(t, relapsed, 0.5, 0.1, until_s=0.9) == pytest.approx(0.0, abs=0.02)
 
 

@@ -1,4 +1,4 @@
-"""A fit that misses what was observed is told, one that does not is not, whatever the noise of whole blocks."""
+"""A fit that misses the observations is reported, and a good fit is not, with any noise of whole blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_bent_law_is_told_and_its_medians_are_taken() -> None:
     assert abs(found.lack.worst_frac) > 0.1
     for mib in SIZES:
         assert found.measured_s(mib, 1) == pytest.approx(bent(mib), rel=0.05)
-    assert abs(found.predict_s(400.0, 1) / bent(400.0) - 1) > 0.1, "what the line would say"
+    assert abs(found.predict_s(400.0, 1) / bent(400.0) - 1) > 0.1, "the line misses the true value"
 
 
 def test_a_line_is_kept() -> None:
@@ -48,7 +48,7 @@ def test_a_line_is_kept() -> None:
 
 
 def test_the_test_is_seldom_wrong_about_lines_and_finds_bends() -> None:
-    """Also where a whole block is slower than another by a fifth."""
+    """Also if a whole block is slower than another by a fifth."""
     wrong = sum(fit_times(sample(line, seed=seed, block_noise=0.2)).lack.p < 0.05 for seed in range(40))
     assert wrong <= 6
     found = sum(fit_times(sample(bent, seed=seed, block_noise=0.1)).lack.shown for seed in range(20))
@@ -62,7 +62,7 @@ def test_two_sizes_cannot_tell() -> None:
 
 
 def test_intervals_cover_the_truth_although_whole_blocks_are_slower() -> None:
-    """Ten blocks, each a machine of one of two speeds: trials of one block are no repeats of each other."""
+    """Ten blocks, each with one of two speeds: trials of one block are not independent repeats."""
     covered = 0
     for seed in range(40):
         draw = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""How well shares are kept: on nodes whose guests are arithmetic, true figures and flaws; and once with real ones."""
+"""The accuracy of shares: true figures and flaws on nodes with computed guests, and one run with real guests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scenario(memory_mib=1000, cpus=NODE_CORES, cpu_set=(0,), **changes):
 
 
 class Sharing(NullDriver):
-    """Guests that want all of the node get it by their shares; others on the CPU take `foreign_frac` of it."""
+    """Guests that demand the whole node get it by their shares; other load takes `foreign_frac` of the CPU."""
 
     foreign_frac = 0.0
 
@@ -50,7 +50,7 @@ class Sharing(NullDriver):
         await self._divide()
 
     async def set_share(self, guest, share_cores):
-        raise AssertionError("nothing moves shares here")
+        raise AssertionError("shares must not move here")
 
     async def _divide(self):
         parts = {name: self.part(found.spec.share_cores) for name, found in self._guests.items()}
@@ -63,13 +63,13 @@ class Sharing(NullDriver):
 
 
 class Crowded(Sharing):
-    """Half of the CPU goes to others."""
+    """Half of the CPU goes to other load."""
 
     foreign_frac = 0.5
 
 
 class Alike(Sharing):
-    """All guests get the same, whatever their weights, which are read back as they were set."""
+    """All guests get the same share for any weights, which are read back as they were set."""
 
     def part(self, share_cores):
         return 1.0
@@ -83,7 +83,7 @@ class Forgetful(Sharing):
 
 
 class Stopped(Sharing):
-    """Nobody gets anything."""
+    """No guest gets any CPU time."""
 
     foreign_frac = 1.0
 
@@ -152,7 +152,7 @@ def test_an_error_of_single_windows_is_that_of_shares_and_not_of_what_others_tak
     t_s = [0.5 * sample for sample in range(41)]
     even = [[rate * t for t in t_s] for rate in (0.2, 0.6)]
     assert window_error(t_s, even, 0, 0.25) == pytest.approx(0.0, abs=1e-9)
-    slowed = [[rate * min(t, 10 + (t - 10) / 10) for t in t_s] for rate in (0.2, 0.6)]  # others take nine tenths
+    slowed = [[rate * min(t, 10 + (t - 10) / 10) for t in t_s] for rate in (0.2, 0.6)]  # other load takes nine tenths
     assert window_error(t_s, slowed, 1, 0.75) == pytest.approx(0.0, abs=1e-9)
     stuck = [[0.2 * t for t in t_s], [0.6 * min(t, 10) for t in t_s]]  # alone for half of the time
     assert window_error(t_s, stuck, 0, 0.25) == pytest.approx(3.0)
@@ -207,7 +207,7 @@ def facts(**changes):
         ({"cpu_set": (0, 1), "cpus": 2.0}, {"cpus": 2.0}, ""),
         ({"cpu_set": (), "cpus": 4.0}, {"cpus": 4.0}, ""),
         ({"cpu_set": ()}, {"traits": DriverTraits(owns_machine=True)}, ""),
-        ({"cpu_set": (), "spawn": False}, {}, ""),  # what an agent elsewhere is pinned to is not known here
+        ({"cpu_set": (), "spawn": False}, {}, ""),  # the CPUs of an agent elsewhere are unknown here
         ({}, {"cpus": 0.1}, r"0\.1 cores for guests: expected 0\.2 at least"),
         ({"memory_mib": 127}, {"memory_mib": 127}, "expected room for two guests of 64 MiB"),
     ],

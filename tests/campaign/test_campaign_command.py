@@ -1,4 +1,4 @@
-"""`testbed campaign` as a user meets it: killed, interrupted, on processes and on a Dask cluster."""
+"""`testbed campaign` as users call it: killed, interrupted, on processes and on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def until(condition, process=None):
         assert process is None or process.poll() is None, process.communicate()
         return condition()
 
-    wait_until(there, "what is waited for")
+    wait_until(there, "the expected state")
     return condition()
 
 
 def gate(folder, out, least):
-    """Let units wait at their beginning once `least` are done; returns the gate, to remove, and the settings."""
+    """Let units wait at their beginning once `least` are done; returns the gate file, and the environment."""
     path = folder / "gate"
     (folder / "new").write_text(f"{least} {out / 'done'}")
     (folder / "new").replace(path)
@@ -57,7 +57,7 @@ def end(*processes):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A campaign that nothing disturbed."""
+    """An undisturbed campaign."""
     folder = tmp_path_factory.mktemp("whole")
     code, _out, err = command(write(folder, MANY), "--out", folder / "out", "--jobs", 1, **TWINS)
     assert code == 0, err

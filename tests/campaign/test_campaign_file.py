@@ -1,4 +1,4 @@
-"""Campaign files: what is accepted, what is refused in which words, and the ready ones."""
+"""Campaign files: accepted and refused ones, the messages of refusals, and the packaged ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_conditions():
     assert Condition.parse("load >= 0.7").holds({"load": 0.7})
     assert not Condition.parse("load>0.7").holds({"load": 0.7})
     assert not Condition.parse("load >= 0.7").holds({"load": None})
-    assert Condition.parse("period_s <= 1200").holds({"period_s": None})  # without a period: the same at all
+    assert Condition.parse("period_s <= 1200").holds({"period_s": None})  # it has no period
     assert Condition.parse("policy == GreedyPM */OPT=MIN").holds({"policy": "GreedyPM */OPT=MIN"})
     with pytest.raises(ValueError, match="== or != for traces"):
         Condition.parse("traces >= scaled")

@@ -140,7 +140,7 @@ def made_rows(values: dict[tuple[str, str], list[float | None]]) -> list[dict[st
 
 
 class Model:
-    """What a ranking asks of a setting."""
+    """The part of a setting that a ranking uses."""
 
     def __init__(self, text: str) -> None:
         self.overheads: Overheads = parse_overheads(text)
@@ -151,7 +151,7 @@ def test_a_ranking_by_hand(tmp_path: Path) -> None:
     values: dict[tuple[str, str], list[float | None]] = {
         ("FCFS", "constant:300"): [100.0, 300.0, 1.0],
         ("EASY", "constant:300"): [40.0, 80.0, 1.0],
-        (DFRS, "constant:300"): [10.0, 10.0, None],  # so the third trace is in nobody's mean
+        (DFRS, "constant:300"): [10.0, 10.0, None],  # so the third trace counts in no mean
         ("GreedyP */OPT=MIN", "constant:300"): [8.0, 14.0, 1.0],
         ("FCFS", "constant:5"): [100.0, 300.0, 1.0],
         ("EASY", "constant:5"): [40.0, 80.0, 1.0],

@@ -1,4 +1,4 @@
-"""The sweep on disk, killed at any point of its work, and the tables of its results against figures by hand."""
+"""The sweep on disk, killed at any point of its work, and the tables of its results against hand-made figures."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ CODE = "this code"
 
 
 class Kill(BaseException):
-    """The process ends here."""
+    """The process is killed at this point."""
 
 
 class Fuse:
-    """Kills after a number of steps on the disk."""
+    """A disk that kills the process after a number of operations."""
 
     def __init__(self, steps):
         self.steps = steps
@@ -72,7 +72,7 @@ def plan_of(folder, text=SMALL):
 
 
 def go(plan, folder, *, retry=False, code=CODE):
-    """One start of the command, without its report; the results of the units that ended."""
+    """Run the command once, without its report; return the results of the units that ended."""
     count = Count()
     with Sweep(folder) as sweep:
         if retry:
@@ -142,12 +142,12 @@ def test_killed_at_any_step_on_the_disk_nothing_is_lost_and_nothing_done_again(k
                 go(plan, folder / "out")
             fuse.steps = 10**9
             found = known(folder / "out")
-            assert on_disk <= found.settled()  # what was kept stays
+            assert on_disk <= found.settled()  # kept results stay
             on_disk = found.settled()
         before = Counter(worked)
         fuse.steps = 10**9
         go(plan, folder / "out")
-        assert all(worked[key] == before[key] for key in on_disk)  # and is not done again
+        assert all(worked[key] == before[key] for key in on_disk)  # and are not repeated
         found = known(folder / "out")
         assert set(found.measures) | set(found.bounds) == set(keys) - bad_keys
         assert set(found.faults) == bad_keys
@@ -155,7 +155,7 @@ def test_killed_at_any_step_on_the_disk_nothing_is_lost_and_nothing_done_again(k
         assert not list((folder / "out" / "running").iterdir())
         assert not list((folder / "out").glob("*/.*"))
         assert go(plan, folder / "out") == []
-        # what failed is done again when that is asked for, and nothing else
+        # on request, failed units are repeated, and no others
         before = Counter(worked)
         bad_again, bad_keys = bad_keys, set()
         go(plan, folder / "out", retry=True)
@@ -287,7 +287,7 @@ def test_one_policy_that_fails_leaves_the_others(tmp_path, monkeypatch):
         sweep.end(result)
         rows = rows_of(plan, sweep.results(code))
     assert [row["policy"] for row in rows] == ["FCFS", "EQUIPARTITION"]
-    assert [row["degradation_factor"] for row in rows] == [None, None]  # the best may be the one that failed
+    assert [row["degradation_factor"] for row in rows] == [None, None]  # the failed policy may be the best one
 
 
 def test_a_trace_that_cannot_be_made_fails_as_a_whole(tmp_path):

@@ -1,4 +1,4 @@
-"""The packaged checks of caps fail where another cap is in force than was set, however well the CPU time fits."""
+"""The packaged checks of caps fail if the cap in force differs from the requested one, even if the CPU time fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CORES = 1.0
 
 
 class CappedJob:
-    """Uses exactly what its cap allows; `found` is what its node reads back."""
+    """A guest that uses exactly its cap; `found` is the cap that its node reads back."""
 
     name = "g"
     cpu_cores = CORES

@@ -1,4 +1,4 @@
-"""Check sessions on a real lab of one node: agents, guests and images of this machine."""
+"""Check sessions on a real lab of one node: agents, guests and images on this machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_breaks(lab, node, guest):
     assert len(agents) == 1
     with guest(memory_mib=64) as job:
         job.start()
-        agents[0].kill()  # it is started again, and its guest goes on
+        agents[0].kill()  # it is started again, and its guest keeps running
         job.save()
     pytest.fail("a check of a lab whose agent was killed")
 
@@ -97,7 +97,7 @@ def argv(*arguments: str) -> list[str]:
 def checked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "lab.toml").write_text(LAB + PATIENT_TOML)
     return subprocess.run(
-        argv("--lab=lab.toml", "--json", *arguments), cwd=folder, capture_output=True, text=True, check=False,
+        argv("lab.toml", "--json", *arguments), cwd=folder, capture_output=True, text=True, check=False,
         timeout=HANG_S,
     )  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "test_waits.py").write_text(WAITS)
     (tmp_path / "lab.toml").write_text(LAB + PATIENT_TOML)
     base = tmp_path / "base"
-    command = argv("--lab=lab.toml", "test_waits.py")
+    command = argv("lab.toml", "test_waits.py")
     process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTEST_ADDOPTS": f"--basetemp={base}"})
     try:
         wait_until(lambda: (tmp_path / "running").exists() or process.poll() is not None, "a check at work")

@@ -1,4 +1,4 @@
-"""When a figure is a regression, and how sure one must be: the interval of a median, bands, one run or two."""
+"""The judgement whether a figure is a regression: the interval of a median, tolerance bands, one run or two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin in a session that names no lab: it costs nothing, and it breaks nothing."""
+"""The plugin in a session without a lab: it has no cost and no effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder, with the plugin whether its entry point is installed or not."""
+    """Run pytest in a folder, with the plugin even if its entry point is not installed."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:testbed", "-p", "testbed.study.checks.plugin",
          "-p", "no:cacheprovider", *arguments],
@@ -55,12 +55,12 @@ def test_a_check_without_a_lab_is_skipped_with_what_it_needs(tmp_path: Path) -> 
     result = pytest_run(tmp_path, "-rs")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 skipped" in result.stdout
-    assert "--lab LAB" in result.stdout
+    assert "--scenario FILE" in result.stdout
 
 
 def test_the_packaged_suite_is_collected_by_its_name(tmp_path: Path) -> None:
     lab = ROOT / "scenarios" / "quickstart.toml"
-    words = ["--pyargs", "testbed.study.checks", "--lab", str(lab), "--nodes=node-b", "--collect-only"]
+    words = ["--pyargs", "testbed.study.checks", "--scenario", str(lab), "--nodes=node-b", "--collect-only"]
     result = pytest_run(tmp_path, *words)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "test_memory_is_intact_over_save_and_restore[node-b]" in result.stdout
@@ -70,12 +70,12 @@ def test_the_packaged_suite_is_collected_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--lab=none.toml"], "none.toml: no such scenario file or name"),
-        (["--lab={lab}", "--nodes=node-c"], "--nodes 'node-c': expected nodes of the lab: node-a, node-b"),
-        (["--lab={lab}", "--fresh-guests=3"], "--fresh-guests 3: expected at least 5"),
-        (["--lab=nodes.toml", "--fresh-guests=3"], "--fresh-guests 3: expected at least 5"),
-        (["--lab={lab}", "--calibration=none"], "--calibration none: no such file"),
-        (["--lab={lab}", "--references={lab}"], "quickstart.toml: unknown key name; known: version, machine"),
+        (["--scenario=none.toml"], "none.toml: no such scenario file or name"),
+        (["--scenario={lab}", "--nodes=node-c"], "--nodes 'node-c': expected nodes of the lab: node-a, node-b"),
+        (["--scenario={lab}", "--fresh-guests=3"], "--fresh-guests 3: expected at least 5"),
+        (["--scenario=nodes.toml", "--fresh-guests=3"], "--fresh-guests 3: expected at least 5"),
+        (["--scenario={lab}", "--calibration=none"], "--calibration none: no such file"),
+        (["--scenario={lab}", "--references={lab}"], "quickstart.toml: unknown key name; known: version, machine"),
     ],
 )
 def test_what_is_wrong_with_the_call_is_told_before_a_lab_is_opened(

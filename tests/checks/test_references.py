@@ -1,4 +1,4 @@
-"""The file of references: what it keeps, what it refuses, and which machine a figure is of."""
+"""The file of references: its content, its refusals, and the machine of each figure."""
 
 from __future__ import annotations
 

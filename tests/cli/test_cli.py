@@ -1,4 +1,4 @@
-"""The command line as a user meets it: a process, its output, its exit code."""
+"""The command line from the view of a user: a process, its output, its exit code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    """One line on standard error, exit code 2."""
+    """Assert that the command fails with one line on standard error and exit code 2."""
     assert result.returncode == 2, result.stderr
     lines = [line for line in result.stderr.splitlines() if line]
     assert len(lines) == 1, result.stderr

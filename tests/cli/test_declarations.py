@@ -1,4 +1,4 @@
-"""Commands are declared apart from what they do: help needs no more than the declarations, and each has its body."""
+"""Commands are declared separately from their bodies: help needs only the declarations, and each has its body."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAVY = {
 
 
 def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
-    """Yield the path and the command of all that a group holds, also in groups of it."""
+    """Yield path and command of all commands in a group, including nested groups."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -87,7 +87,7 @@ def test_only_what_needs_an_extra_is_imported_in_a_function() -> None:
         ("matplotlib", ["campaign", "rr7659-unscaled"], "campaign"),
         ("polars", ["compare", "runs/NAME"], "report"),
         ("polars", ["query", "runs/NAME", "SELECT 1"], "query"),
-        ("pytest", ["check", "--lab", "quickstart"], "check"),
+        ("pytest", ["check", "quickstart"], "check"),
     ],
 )
 def test_without_its_extra_a_command_says_what_to_install(

@@ -1,4 +1,4 @@
-"""`testbed compare` from end to end: rehearsed runs against their simulation, repeats, other policies, mistakes."""
+"""`testbed compare` end to end: dry runs compared with their simulation, repeats, other policies, mistakes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLICIES = [BEST, "EASY", "FCFS", "/stretch-per/OPT=MAX"]
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The quickstart's jobs, rehearsed under each policy."""
+    """Dry runs of the quickstart's jobs, one under each policy."""
     jobs = [replace(job, submit_time_s=job.submit_time_s + 5) for job in quickstart_jobs()]  # no pass at the very begin
     folder = tmp_path_factory.mktemp("compare")
     return {policy: dry_run(folder / f"p{n}", policy, jobs, time_scale=50) for n, policy in enumerate(POLICIES)}
@@ -42,7 +42,7 @@ def found(*words: object) -> dict:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_rehearsal_and_its_simulation_agree_when_its_overheads_are_given(rehearsed, policy: str) -> None:
-    """Null drivers do everything at once: with overheads of 0 both worlds are one, up to rounded work and commands."""
+    """Null drivers act at once, so with overheads of 0 run and simulation agree, up to rounded work and commands."""
     data = found(rehearsed[policy], "--overheads", "constant:0")
     (group,) = data["groups"]
     assert group["statistics"]["turnaround"]["mean_error_frac"] < 1e-4
@@ -61,7 +61,7 @@ def test_a_rehearsal_and_its_simulation_agree_when_its_overheads_are_given(rehea
         assert (one["preemptions"], one["migrations"]) == (other["preemptions"], other["migrations"])
         for part, value in one["parts"].items():
             assert value == pytest.approx(other["parts"][part], abs=0.2), (job["job"], part)
-    assert data["verdict"] == NOT_SHOWN, "of one run"
+    assert data["verdict"] == NOT_SHOWN, "one run is not conclusive"
     if policy == BEST:
         assert sum(job["live"]["preemptions"] + job["live"]["migrations"] for job in group["by_run"][0]["jobs"]) > 3
 
@@ -83,7 +83,7 @@ def test_a_wrong_penalty_makes_a_difference_and_is_found_as_its_source(rehearsed
     assert found_run["one_step"]["same_placement_frac"] > found_run["decisions"]["same_placement_frac"]
     by_job = {each["job"]: each["difference"] for each in data["groups"][0]["sources"]}
     penalties = [abs(each["penalty_s"]) for each in by_job.values() if abs(each["penalty_s"]) > 1]
-    assert min(penalties) == pytest.approx(300, rel=0.01), "a job that is resumed once is held up for 300 s"
+    assert min(penalties) == pytest.approx(300, rel=0.01), "one resume delays a job by 300 s"
     for each in by_job.values():
         parts = {name: value for name, value in each.items() if name != "turnaround_s"}
         assert sum(parts.values()) == pytest.approx(each["turnaround_s"], abs=1e-6)
@@ -94,7 +94,7 @@ def test_a_wrong_penalty_makes_a_difference_and_is_found_as_its_source(rehearsed
 def test_what_noise_hides_is_not_shown(rehearsed) -> None:
     run = rehearsed["EASY"]
     runs = [repeat(run, f"noisy-{n}", longer=lambda _job, n=n: 1 + 0.1 * n) for n in range(3)]
-    words = (*runs, "--overheads", "constant:0", "--keep-disturbed")  # samples lack at the later end
+    words = (*runs, "--overheads", "constant:0", "--keep-disturbed")  # samples are missing at the later end
     data = found(*words)
     statistic = data["groups"][0]["statistics"]["turnaround"]
     # live 1, 1.1, 1.2 times: each against the median of the others, and the simulation, 1, against each
@@ -154,7 +154,7 @@ def test_the_page_is_whole_and_needs_nothing_else(rehearsed, tmp_path: Path) -> 
     text = page.read_text()
     assert "It is not shown whether the simulation is equal" in text
     ids = re.findall(r'\sid="([^"]+)"', text)
-    assert len(ids) == len(set(ids)), "no id stands twice"
+    assert len(ids) == len(set(ids)), "no id occurs twice"
     for name in (
         "band-1",
         "scatter-1",
@@ -194,4 +194,4 @@ def test_periods_make_policies_of_their_own(rehearsed) -> None:
     assert data["groups"][0]["by_run"][0]["decisions"]["same_placement_frac"] == 1.0
     assert data["groups"][1]["verdict"] == NOT_SHOWN
     (orders,) = data["orders"].values()
-    assert orders[0]["same_order"] is None, "without repeats there is no noise to tell them apart by"
+    assert orders[0]["same_order"] is None, "without repeats the noise is unknown"

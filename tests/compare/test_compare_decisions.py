@@ -1,4 +1,4 @@
-"""Decisions in one form, aligned by what asked for them; turnarounds in parts."""
+"""Decisions in one form, aligned by their causes; turnarounds in parts."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_turnaround_in_parts_by_hand() -> None:
         record(90.0, [], {1: (0, 1)}),
     ]
     found = account(schedule(spans, 10.0), decisions, [Ended(1, 5.0, 152.0, 40.0)])[1]
-    # ran 35 to 60 at a half and 120 to 150 whole: 42.5 dedicated seconds for a work of 40
+    # it ran from 35 to 60 at yield 0.5 and from 120 to 150 at 1: 42.5 dedicated seconds for a work of 40
     assert found == Parts(
         wait_s=15.0, start_s=15.0, paused_s=30.0, penalty_s=30.0, yields_s=pytest.approx(55 * 40 / 42.5),
         rate_s=pytest.approx(55 - 55 * 40 / 42.5), tail_s=2.0,

@@ -1,4 +1,4 @@
-"""The quarantine rule: a rehearsed run is well, and each disturbance is found by its own finding and no other."""
+"""The quarantine rule: a dry run has no findings, and each disturbance leads to its own finding and no other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_rehearsed_run_is_well_and_its_hardware_is_not_asked(run: Path) -> Non
 
 
 def fail_cap(entries: list[Entry]) -> list[Entry]:
-    """Put a change of caps that fails behind the start of a job."""
+    """Insert a failed change of caps after the start of a job."""
     at, start = next((i, each) for i, each in enumerate(entries, 1) if each["kind"] == "outcome" and each["ok"])
     cap = {"t_s": start["t_s"], "action": 99, "verb": "cap", "job": start["job"], "nodes": start["nodes"]}
     intent, outcome = {**cap, "kind": "intent"}, {**cap, "kind": "outcome", "ok": False, "error": "refused"}
@@ -161,7 +161,7 @@ def test_drift_is_found(run: Path) -> None:
 
 
 def real(busy_frac: float, achieved: float = 1.0) -> dict[str, Callable]:
-    """Return changes that make a rehearsal one of real nodes, whose machine was so busy."""
+    """Return changes that make a dry run look like one of real nodes, on a machine with the given load."""
 
     def manifest(about: Entry) -> None:
         for facts in about["nodes"].values():
@@ -180,7 +180,7 @@ def test_foreign_load_is_what_nothing_of_the_lab_used_and_no_reason_by_itself(ru
     idle = health(repeat(run, "idle", **real(0.0)))
     assert names(idle) == []
     assert value(idle, "foreign_mean") == 0.0
-    # guests use at most 2 of the 4 cores: at 0.5 busy nothing foreign where both nodes are full
+    # guests use at most 2 of the 4 cores: at a load of 0.5 there is no foreign load if both nodes are full
     full = health(repeat(run, "full", **real(1.0)))
     assert names(full) == []
     live = read_live(run)
@@ -215,9 +215,9 @@ def test_a_control_domain_says_nothing_of_foreign_load(run: Path) -> None:
 
 
 def probed(speed_before: float | None, speed_in_replay: float, *, guests: float = 1.0) -> dict[str, Callable]:
-    """Return changes that make a rehearsal one of real nodes whose agents probed their cores.
+    """Return changes that make a dry run look like one of real nodes whose agents probed their cores.
 
-    The programs of `guests` work at that speed, relative to when rates were measured.
+    The programs of `guests` work at that speed, relative to the time when rates were measured.
     """
     base = real(0.0)
 
@@ -239,7 +239,7 @@ def probed(speed_before: float | None, speed_in_replay: float, *, guests: float 
 
 
 def test_cores_that_became_slower_are_a_disturbance(run: Path) -> None:
-    """The simulation follows what probes told, so only a speed that guests had beside it is left."""
+    """The simulation follows the probes, so only a difference between guests and probes remains."""
     assert names(health(repeat(run, "told", **probed(1000.0, 800.0, guests=0.8)))) == []
     slower = health(repeat(run, "slower", **probed(1000.0, 1000.0, guests=0.8)))
     assert names(slower) == ["core_speed"]
@@ -250,7 +250,7 @@ def test_cores_that_became_slower_are_a_disturbance(run: Path) -> None:
 
 
 def guest_cpu_s(run: Path) -> float:
-    """Return the CPU time of all guests by the work that they did, with the rate of the null driver."""
+    """Return the CPU time of all guests for their work, at the rate of the null driver."""
     summary = json.loads((run / "summary.json").read_text())
     assert summary["complete"]
     live = read_live(run)
@@ -299,5 +299,5 @@ def test_the_noise_of_a_run_is_a_row_for_each_node_and_second(run: Path) -> None
     assert found["core_speed"].to_list() == [0.8] * found.height
     assert found["foreign_cores"].max() == 0.0
     busy = RunDirectory(repeat(run, "busy-noise", **real(1.0))).noise
-    assert busy["core_speed"].count() == 0, "nobody probed"
+    assert busy["core_speed"].count() == 0, "no core was probed"
     assert 2.0 <= busy["foreign_cores"].mean() <= 4.0

@@ -1,4 +1,4 @@
-"""Errors, bands, spreads and orders: exact cases by hand, and what must hold of any numbers."""
+"""Errors, bands, spreads and orders: exact cases by hand, and properties for any numbers."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_without_repeats_no_order_is_told() -> None:
     ties = order("max stretch", {"a": [1.0], "b": [1.0]}, {"a": [1.0], "b": [2.0]})
     assert isnan(ties.tau)
     one = order("max stretch", {"a": [1.0, 1.1], "b": [9.0]}, {"a": [1.0], "b": [9.0]})
-    assert one.same is True, "the repeats of one policy tell the noise of all"
+    assert one.same is True, "the repeats of one policy give the noise of all"
 
 
 def test_equal_policies_are_told_apart_about_as_rarely_as_the_limit_says() -> None:

@@ -1,4 +1,4 @@
-"""Two one-sided tests over repeats: by hand, and how often they are right on runs that are drawn."""
+"""Two one-sided tests over repeats: cases by hand, and their error rates on random runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_runs_that_agree_are_equal_or_different_and_one_run_shows_nothing() -> N
 
 def test_what_would_be_needed() -> None:
     assert Equivalence(0.04, 0.02, 0.06, 0.02, 5, GOAL).needed == 27
-    assert Equivalence(0.05, 0.02, 0.08, 0.02, 5, GOAL).needed is None, "at the goal no number shows anything"
+    assert Equivalence(0.05, 0.02, 0.08, 0.02, 5, GOAL).needed is None, "at the goal no number of runs suffices"
     assert repeats_needed(0.0, 0.01) == LEAST_RUNS
     assert repeats_needed(0.02, 0.0001) is None
     assert repeats_needed(0.02, 0.05) == LEAST_RUNS

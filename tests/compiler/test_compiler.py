@@ -1,4 +1,4 @@
-"""Kernels run as they stand and compiled, to the same bits, from a cache that knows their sources."""
+"""Kernels give the same bits as plain Python and compiled, with a cache that depends on their sources."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ print(compiler.is_cached(difference))
 
 
 def test_machine_code_for_types_that_are_gone_does_no_harm(tmp_path):
-    """A plug-in's rules may be of a type of its own; when it is removed, the index still names that."""
+    """A plug-in's rules may have a type of their own; after its removal, the cache index still names the type."""
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     (plugin / "rules_of_a_plugin.py").write_text(
@@ -140,7 +140,7 @@ def test_damaged_machine_code_is_made_anew(tmp_path):
 
 
 def test_a_kernel_whose_module_has_another_name_now_is_compiled_again(tmp_path):
-    """Its machine code names the module that it was made of, which may be gone."""
+    """Compiled code names the module of its source, which may be gone."""
     text = Path(kernels_to_compile.__file__).read_text()
     for name in ("before", "after"):
         file = tmp_path / f"{name}.py"
@@ -158,7 +158,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
 
 
 def _kernels(**constants):
-    """Return kernels of a module whose text is the same but for some constants."""
+    """Return kernels of a module whose text differs only in some constants."""
     values = {"module": "made", "step": 1, "inner": "x + STEP", "unrelated": 0, "about": "Add.", **constants}
     names = {"kernel": compiler.kernel, "__name__": values.pop("module")}
     text = """
@@ -172,7 +172,7 @@ def inner(x):
 def outer(x):
     return inner(x) * 2
 """
-    exec(text.format(**values), names)  # noqa: S102  # a module in the making
+    exec(text.format(**values), names)  # noqa: S102  # the module of this test
     return names["outer"]
 
 

@@ -1,4 +1,4 @@
-"""An engine of the tests' own; folders of agents are as short here as in the tests of agents."""
+"""A Docker engine for these tests; folders of agents have paths as short as in the tests of agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.containers.engine import EngineAt, engine
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """Return a new folder in place of pytest's own, whose path is too long for sockets."""
+    """Return a new folder, because the path of pytest's is too long for sockets."""
     with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as name:
         yield Path(name)
 

@@ -1,4 +1,4 @@
-"""Containers outlive their agent, as processes do, and are gone once nobody needs them any more."""
+"""Containers outlive their agent, as processes do, and are removed once they are not needed any more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_n
 
 
 def containers(url: str) -> list[dict[str, Any]]:
-    """Ask the engine which containers there are."""
+    """Return the engine's list of containers."""
     import docker
 
     with contextlib.closing(docker.DockerClient(url)) as client:
@@ -28,12 +28,12 @@ def containers(url: str) -> list[dict[str, Any]]:
 
 
 def limits(url: str) -> list[int]:
-    """Ask the engine what memory its containers may have."""
+    """Return the memory limits of containers from the engine."""
     return [int(found["HostConfig"]["Memory"]) for found in containers(url)]
 
 
 def remove_all(url: str) -> None:
-    """Remove all containers, as somebody else may do."""
+    """Remove all containers, as another program may do."""
     import docker
 
     with contextlib.closing(docker.DockerClient(url)) as client:

@@ -1,4 +1,4 @@
-"""Images of whole containers that somebody else wrote: no process gets rights by them, no other program is fed."""
+"""Images of whole containers from an attacker: they give processes no rights, and reach no other program."""
 
 from __future__ import annotations
 
@@ -172,13 +172,13 @@ def test_a_container_of_another_node_has_the_mounts_of_ours(tmp_path: Path) -> N
         lambda entries: [mount("./tmp", TMPFS) if b"./tmp" in e else e for e in entries],
         lambda entries: [mount("./usr", 0, READ_ONLY, "/") if b"./usr" in e else e for e in entries],
         lambda entries: entries[:0],
-        # CRIU asks the engine for what is under the key, and mounts that, here without its being read-only
+        # CRIU mounts what the engine has for the key, here without read-only
         lambda entries: [e.replace(field(18, b"/dfrs"), field(18, b"/usr")) for e in entries],
         lambda entries: [e.replace(field(18, b"/usr"), b"") for e in entries],
         lambda entries: [e.replace(field(9, b"size=64m"), field(9, b"size=9G")) for e in entries],
         lambda entries: [e.replace(field(8, b"tmpfs"), field(8, b"/dev/sda")) for e in entries],
-        lambda entries: [e.replace(field(4, 61), field(4, 62)) for e in entries],  # below another one
-        lambda entries: [e + field(10, 7) if b"/dfrs" in e else e for e in entries],  # shared with others
+        lambda entries: [e.replace(field(4, 61), field(4, 62)) for e in entries],  # below another mount
+        lambda entries: [e + field(10, 7) if b"/dfrs" in e else e for e in entries],  # shared with other mounts
     ],
 )
 def test_other_mounts_are_refused(tmp_path: Path, change) -> None:
@@ -198,7 +198,7 @@ def test_what_are_no_mounts_is_refused(tmp_path: Path, content: bytes) -> None:
         mounts_of(tmp_path)
 
 
-# --- what limits processes, and their control groups
+# --- limits of processes, and their control groups
 
 
 LIMITED = Likeness(rights=frozenset({Rights(b"docker-default", 1, 0, 0)}))
@@ -248,7 +248,7 @@ def test_control_groups_of_a_container_of_ours_are_laid_out(tmp_path: Path) -> N
      groups(inner=field(2, field(1, b"../x"))), groups(inner=field(2, b"\xff"))],
 )  # fmt: skip
 def test_control_groups_that_lead_elsewhere_are_refused(tmp_path: Path, record: bytes) -> None:
-    """CRIU appends both names to a path of its own, and creates, owns and writes what is there, as root."""
+    """CRIU appends both names to a path of its own, and creates, owns and writes the result, as root."""
     written(tmp_path, 0x59383330, "cgroup.img", record)
     with pytest.raises(DriverError, match="an image holds what CRIU does not write"):
         check_like(tmp_path, PLAIN)

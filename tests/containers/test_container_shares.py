@@ -1,4 +1,4 @@
-"""Shares of containers: real control groups of a real engine, what is told where there are none, and version 2."""
+"""Shares of containers: real control groups of a real engine, reports if there are none, and version 2."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def shared(suite: Containers, guest: str, share_cores: float) -> GuestSpec:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 class TestShares:
-    """With a real engine. Without shares there, these tests are skipped with the driver's reason."""
+    """With a real engine. If it has no shares, these tests are skipped with the driver's reason."""
 
     def test_all_containers_of_a_node_are_in_one_group_with_its_cores(self, suite: Containers, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
@@ -109,7 +109,7 @@ class TestShares:
             assert await node.share("a") == pytest.approx(1.0)
             drift = await node.until("a", "drift")
             assert detail_of("drift", drift.detail) == Drift(of="share", wanted=0.5, found=1.0)
-            while await node.share("a") != pytest.approx(0.5):  # noqa: ASYNC110  # the kernel tells nobody
+            while await node.share("a") != pytest.approx(0.5):  # noqa: ASYNC110  # the kernel sends no event
                 await asyncio.sleep(0.01)
             assert node.events("a").count("drift") == 0
 
@@ -219,7 +219,7 @@ def test_every_hierarchy_is_found_once() -> None:
 
 
 class Version2:
-    """A folder as a hierarchy of version 2 without its kernel: what is written there, is read there."""
+    """A folder as a hierarchy of version 2 without a kernel: reads return what was written."""
 
     def __init__(self, folder: Path) -> None:
         self.point = folder
@@ -228,7 +228,7 @@ class Version2:
 
 @pytest.fixture
 def version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version2:
-    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)  # groups have files, which go with them
+    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)  # groups have files, which are removed with them
     return Version2(tmp_path)
 
 

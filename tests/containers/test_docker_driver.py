@@ -1,4 +1,4 @@
-"""Real containers of a real engine, held to what every driver must do."""
+"""The conformance suite of drivers, with real containers of a real engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestDockerDriver(Containers):
         self._url = docker_engine.url
 
     def limits_mib(self) -> list[int]:
-        """Ask the engine what memory the containers may have."""
+        """Return the memory limits of the containers from the engine."""
         import docker
 
         client = docker.DockerClient(self._url)
@@ -68,20 +68,20 @@ def experimental_engine() -> Iterator[EngineAt]:
 
 
 class TestWholeContainers(Containers):
-    """Containers that CRIU writes down: only where this machine's CRIU can, which kernel and version decide."""
+    """Containers that CRIU checkpoints: only if this machine's kernel and version of CRIU permit it."""
 
     _save = "criu"
 
     @pytest.fixture(autouse=True)
     def _engine(self, experimental_engine: EngineAt, why_no_criu: str) -> None:
-        if why_no_criu:  # what the driver does then is tested below, on every machine
+        if why_no_criu:  # the tests below cover this case on every machine
             pytest.skip(f"CRIU saves no container here: {why_no_criu}")
         self._url = experimental_engine.url
 
     def test_images_are_of_whole_containers(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
             assert "save:criu" in node.capabilities
-            assert node.driver_events == []  # of the trial nobody hears
+            assert node.driver_events == []  # the trial causes no events
             await node.driver.start(self.spec("a"), 0.5)
             await node.until("a", "progress")
             image = node.budget.image_dir / "a.img"
@@ -124,7 +124,7 @@ class TestWholeContainers(Containers):
 
 @pytest.fixture(scope="module")
 def why_no_criu(experimental_engine: EngineAt) -> str:
-    """What a driver says that tried it; empty if it works."""
+    """Return the reason of a driver that has tried CRIU without success; empty if CRIU works."""
     from node_agent.drivers.containers.driver import DockerDriver
 
     async def main() -> str:
@@ -147,7 +147,7 @@ def why_no_criu(experimental_engine: EngineAt) -> str:
 def test_where_criu_does_not_work_programs_save_themselves(
     tmp_path: Path, experimental_engine: EngineAt, why_no_criu: str
 ) -> None:
-    """A driver is what its trial says; an engine that nobody told to be experimental is asked for nothing."""
+    """The driver follows its trial of CRIU, which it does not make on an engine that is not experimental."""
     from node_agent.drivers.containers.driver import DockerDriver
 
     async def main() -> None:
@@ -178,13 +178,13 @@ def test_a_way_of_saving_that_is_not_known_is_told() -> None:
 
 
 def test_criu_has_to_be_asked_for_by_name() -> None:
-    """It runs as root and reads files of other nodes; without an engine, as a driver asks none before it opens."""
+    """CRIU runs as root and reads files of other nodes. The test needs no engine, which only an open driver uses."""
     from node_agent.drivers.containers.driver import DockerDriver
 
     assert DockerDriver()._save == "program"
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK's, of a connection that is refused
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK causes it at a refused connection
 def test_an_engine_that_does_not_answer_is_told(tmp_path: Path) -> None:
     from node_agent.drivers.containers.driver import DockerDriver
 

@@ -1,4 +1,4 @@
-"""Images of whole containers as files: what is in them, and what is refused."""
+"""Images of whole containers as files: their content, and refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, **headers: s
 
 @pytest.mark.parametrize("headers", SPARSE)
 def test_a_file_without_its_bytes_is_refused(tmp_path: Path, headers: dict[str, str]) -> None:
-    """A sparse file of a TiB takes a kilobyte of an archive, and as much as it says on the disk."""
+    """A sparse file of a TiB takes a kilobyte in an archive, but its full size on the disk."""
     image = packed(tmp_path)
     with tarfile.open(image, "a", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(member("pages-2.img", **headers))

@@ -1,4 +1,4 @@
-"""A whole container sees one folder of its node's, without a right to write there. The engine is told, not asked."""
+"""A whole container sees one folder of its node, read-only. A fake engine records its parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from node_agent.drivers.protocol import NodeBudget
 
 
 class Told:
-    """Stands for the SDK's client; `made` is what the engine was told of a container."""
+    """A fake of the SDK's client; `made` has the parameters of the created container."""
 
     def __init__(self) -> None:
         self.containers = self
@@ -34,7 +34,7 @@ def test_it_sees_its_own_socket_and_no_other_guest(tmp_path: Path) -> None:
     engine._budget, engine._client = budget, told  # type: ignore[assignment]
     name = Path(DockerDriver().socket_name("g"))
     assert name != Path(DockerDriver().socket_name("h"))
-    assert name.name == "c.sock"  # the same on every node, as CRIU restores where it called
+    assert name.name == "c.sock"  # the same on every node, as CRIU restores the connection to this path
     assert len(str(name)) < 20
     asyncio.run(engine.make_whole("g.1", SPEC, ["x"], {}, budget.state_dir / name.parent))
     mounts = told.made["mounts"]

@@ -1,4 +1,4 @@
-"""Images that would be restored outside of a container: beside CRIU, in the machine's file system."""
+"""Images that would be restored outside of a container: next to CRIU, in the machine's file system."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def task(group: int) -> bytes:
 def container(
     folder: Path, processes: Mapping[int, Mapping[int, int]] | None = None, told: bytes = b"", group: int = 2
 ) -> Path:
-    """Write what CRIU writes of a container of processes; one without numbers has no file of them."""
+    """Write the files that CRIU writes for a container of processes; without numbers, leave out their file."""
     processes = {1: HERE} if processes is None else processes
     written(folder, PSTREE, "pstree.img", *(field(1, pid) + field(2, int(pid != 1)) for pid in processes))
     for pid, numbers in processes.items():
@@ -93,7 +93,7 @@ def test_a_process_in_a_place_of_the_machine_is_refused(tmp_path: Path, kind: in
         (None, b"", 0, "in CRIU's control group"),
         (None, inventory() + field(6, 2), 2, "inventory says"),  # another security module
         (None, inventory() + field(3, ids(HERE)), 2, "field 3 twice"),
-        (None, inventory() + field(11, 1), 2, "inventory says"),  # another way to lock the network
+        (None, inventory() + field(11, 1), 2, "inventory says"),  # another method to lock the network
         (None, inventory() + field(13, b"x; add table y"), 2, "inventory says"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`testbed services` with a real engine and a real Mosquitto, in an image of the tests' own: no registry is needed."""
+"""`testbed services` with a real engine and a real Mosquitto, in an image that the tests build without a registry."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_broker_comes_up_lets_in_by_password_and_keeps_what_it_was_told(servic
     assert told["made"] == ["broker"]
     (broker,) = told["services"]
     assert (broker["state"], broker["health"], broker["address"]) == ("running", "healthy", "127.0.0.1:1883")
-    assert json.loads(services.run(*up))["made"] == [], "what is there stays"
+    assert json.loads(services.run(*up))["made"] == [], "existing services stay"
     environment = services.env()
     assert environment["TESTBED_BROKER"].startswith("mqtt://testbed:")
     services.environment, before = environment, services.environment
@@ -141,7 +141,7 @@ def test_a_broker_comes_up_lets_in_by_password_and_keeps_what_it_was_told(servic
     assert moved["made"] == ["broker"]
     services.environment = services.env()
     try:
-        assert services.command(sys.executable, "-c", TALKS, "listen").returncode == 0, "it kept the retained message"
+        assert services.command(sys.executable, "-c", TALKS, "listen").returncode == 0, "the message was retained"
     finally:
         services.environment = before
     assert json.loads(services.run("down", "--json"))["removed"] == ["broker"]

@@ -1,4 +1,4 @@
-"""`testbed cleanup` and runs that wait to be resumed: real agents and guests, whose controller was killed."""
+"""`testbed cleanup` and runs that can be resumed: real agents and guests, whose controller was killed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refusal(*words: str) -> str:
 
 
 def alive(agents: list[psutil.Process]) -> int:
-    """Return how many run; the end of one whose parent was killed need not be collected by anyone."""
+    """Return how many of the processes run; zombies, whose parent was killed, do not count."""
     return sum(agent.is_running() and agent.status() != psutil.STATUS_ZOMBIE for agent in agents)
 
 
@@ -58,7 +58,7 @@ def run(tmp_path: Path, start: Callable[..., Run], monkeypatch: pytest.MonkeyPat
 
 
 def lose(run: Run) -> list[psutil.Process]:
-    """Kill the controller; return the agents, which live on."""
+    """Kill the controller; return the agents, which keep running."""
     agents = run.agents()
     run.process.kill()
     assert run.end() == -signal.SIGKILL
@@ -68,7 +68,7 @@ def lose(run: Run) -> list[psutil.Process]:
 
 def test_a_run_that_waits_to_be_resumed_stays_until_it_is_abandoned(run: Run) -> None:
     assert "drives this run" in refusal("cleanup", "--abandon", str(run.path))
-    assert cleanup() == (0, []), "a live controller has it"
+    assert cleanup() == (0, []), "a live controller holds the lab"
     agents = lose(run)
     record = json.loads((run.path / "lab.json").read_text())
     code, found = cleanup("--force")
@@ -106,7 +106,7 @@ def test_images_of_a_run_that_waits_outlast_a_restart_of_the_machine(run: Run) -
         agent.kill()
         agent.wait(HANG_S)
     (images / "job-1-0.img").write_bytes(b"saved")
-    for path, claim in claims():  # as if this machine had restarted since
+    for path, claim in claims():  # as if this machine had restarted since then
         assert claim.boot == boot_id()
         path.write_text(path.read_text().replace(boot_id(), "an-earlier-boot"))
     code, (kept,) = cleanup()
@@ -132,4 +132,4 @@ def test_agents_of_a_run_that_cannot_be_resumed_are_ended(run: Run) -> None:
     assert not run.processes()
     assert claims() == []
     assert sorted(path.name for path in run.path.iterdir() if path.name in {"images", "lab.json"}) == []
-    shutil.rmtree(run.path)  # else its journal would be read as that of a run
+    shutil.rmtree(run.path)  # otherwise its journal would be read as that of a run

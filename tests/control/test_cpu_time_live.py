@@ -1,4 +1,4 @@
-"""A run whose jobs have CPU time to use, on real processes: saved, restored, and with the results of their work."""
+"""A run whose jobs have work in CPU time, on real processes: saved, restored, and with verified results."""
 
 from __future__ import annotations
 

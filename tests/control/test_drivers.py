@@ -1,4 +1,4 @@
-"""What is known of drivers by their names, before and without an agent, and what the facts of a node say instead."""
+"""Properties of drivers that follow from their names, without an agent, and those that the facts of a node report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.bus.traits import DriverTraits
 from testbed.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-OLD_RUNS = {"processes": PROCESS, "kvm": LIBVIRT, "xen": XEN}  # archives, and what ran their guests
+OLD_RUNS = {"processes": PROCESS, "kvm": LIBVIRT, "xen": XEN}  # archives, and the drivers of their guests
 FACTS = NodeFacts(
     cpus=1, memory_mib=1, machine_cores=1, machine_memory_mib=1, cpu_model="", kernel="", driver="process",
     capabilities=(), versions={}, address="", image_port=1, image_free_mib=1,
@@ -39,7 +39,7 @@ def test_each_driver_of_this_package_is_found_with_its_traits() -> None:
     assert {name: traits_of(name) for name in built_in} == {name: each.traits for name, each in built_in.items()}
 
 
-@pytest.mark.parametrize("name", ["process", "null"])  # the others need what is not installed everywhere
+@pytest.mark.parametrize("name", ["process", "null"])  # the others need software that is not installed everywhere
 def test_a_class_declares_what_its_entry_point_does(name: str) -> None:
     driver = make_driver(name)
     assert driver.name == name

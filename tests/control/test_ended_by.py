@@ -1,4 +1,4 @@
-"""A block that is ended for a reason beside it."""
+"""A block that another task ends, with the reason."""
 
 from __future__ import annotations
 

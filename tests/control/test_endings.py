@@ -1,4 +1,4 @@
-"""A job that has ended stays so, whatever is reported of it in the same moment."""
+"""A job that has ended stays ended, with any reports about it in the same moment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_job_that_fails_in_the_moment_in_which_its_operation_ends_has_failed(
 
     monkeypatch.setattr(Operations, operation, operate)
     result, _ = rehearse(tmp_path, five_jobs(), watcher=Watcher(give_up))
-    assert next(failing, None) is None, "it was called"
+    assert next(failing, None) is None, "the failing method was called"
     assert result.summary["done"] == 4
     (reason,) = result.summary["failed"].values()
     assert reason == "task 0: killed"

@@ -1,4 +1,4 @@
-"""Dry runs and simulations end: what would take for ever is refused with its key, and a net catches the rest."""
+"""Dry runs and simulations end: endless ones are refused with the key at fault, and a watchdog catches the rest."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_virtual_time_without_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def for_ever() -> None:
         try:
-            while not cleaned:  # noqa: ASYNC110  it shall not end
+            while not cleaned:  # noqa: ASYNC110  it must not end
                 await asyncio.sleep(5)
         finally:
             await asyncio.sleep(1)
@@ -67,7 +67,7 @@ def test_virtual_time_that_stands_still_ends(monkeypatch: pytest.MonkeyPatch) ->
 
     async def spin() -> None:
         await asyncio.sleep(7)
-        while asyncio.get_running_loop().time() > 0:  # noqa: ASYNC110  it shall not end
+        while asyncio.get_running_loop().time() > 0:  # noqa: ASYNC110  it must not end
             await asyncio.sleep(0)
 
     with pytest.raises(UserError, match="100 turns at one instant by virtual second 7"):

@@ -127,7 +127,7 @@ def test_restores_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met
 
     async def broken(self: NullDriver, first: object, *arguments: object) -> None:
         if (first if isinstance(first, str) else first.guest) in saved:
-            raise DriverError("image x.img: No such file or directory")  # by a driver: nothing is wrong with the image
+            raise DriverError("image x.img: No such file or directory")  # a driver's error: the image itself is fine
         await original(self, first, *arguments)
 
     monkeypatch.setattr(NullDriver, "save", note)
@@ -209,12 +209,12 @@ def test_a_wrong_result_that_an_agent_finds_has_its_code() -> None:
 
 
 def test_what_a_node_was_asked_when_it_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves wait for a node that is cut off; when it is lost, that is the reason, and not that a save failed."""
+    """Saves wait for a node that is cut off; the reason is then the loss of the node, and not the failed save."""
     world: list[Disturbed] = []
 
     async def cut(self: NullDriver, *_arguments: object) -> None:
         world[0].cut(200.0, "agent-node-0", "agent-node-1")
-        await asyncio.Event().wait()  # until the agent gives the command up
+        await asyncio.Event().wait()  # until the agent aborts the command
 
     monkeypatch.setattr(NullDriver, "save", cut)
     world.append(Disturbed(lambda _world: None))
@@ -251,14 +251,14 @@ def test_a_command_that_a_killed_agent_had_begun_has_the_code_of_a_restart(tmp_p
 
 
 def test_an_agent_whose_lease_ran_out_tells_so(tmp_path: Path) -> None:
-    """The controller is cut off until its lease has run out, and comes back before the nodes are lost to it."""
+    """The controller is cut off until its lease has expired, and reconnects before it declares the nodes lost."""
     quick = {"lease_ttl_s": 20.0, "node_silence_s": 100.0, "node_lost_s": 300.0}
     world = Disturbed(lambda world: world.cut(40.0, *(c for c in world.clients if not c.startswith("agent"))))
     _, journal = world.run(tmp_path, [Job(1, 0, 1, 1.0, 0.4, 9000)], deadlines=quick)
     assert codes(journal) == {1: "lease-lost"}
 
 
-# --- by construction
+# --- all callers
 
 
 def calls(name: str) -> list[tuple[Path, ast.Call]]:
@@ -290,7 +290,7 @@ def test_one_function_writes_the_entries_of_jobs_and_that_of_failed_ones_demands
     assert get_type_hints(Recorder.journal)["event"] == events.Event, "mypy refuses entries of no kind"
     assert get_type_hints(RunDirectory.journal)["event"] == events.Event
     assert not [path.name for path, call in calls("Unknown") if path.parent.name == "control"]
-    assert "failed" not in get_args(get_type_hints(Recorder.job)["state"]), "mypy refuses it"
+    assert "failed" not in get_args(get_type_hints(Recorder.job)["state"]), "mypy refuses this state"
     failed = [node for _, node in calls("_job") if any(is_text(word, "failed") for word in node.args)]
     assert len(failed) == 1
     assert "why.code.value" in ast.unparse(failed[0])

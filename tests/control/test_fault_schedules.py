@@ -1,4 +1,4 @@
-"""Random schedules with faults, in virtual time: whatever fails, the journal folds to the state of the controller."""
+"""Random schedules with faults, in virtual time: after any failure, the journal folds to the controller's state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Slip:
 
 @dataclass(frozen=True)
 class Blow:
-    """What happens to a node at a wall second of the replay: its agent is killed or cut off, or a guest of it dies."""
+    """A fault of a node at a wall second of the replay: its agent is killed or cut off, or one of its guests dies."""
 
     kind: str
     node: int
@@ -51,7 +51,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Intervention:
-    """Orders of the operator: one at a wall second of the replay, and the one that undoes it `lasts_s` later."""
+    """Orders of the operator: one at a wall second of the replay, and its reverse `lasts_s` later."""
 
     order: str
     node: int
@@ -62,13 +62,13 @@ class Intervention:
         node = f"node-{self.node}" if self.order == "drain" else None
         first = (self.at_s, Request(self.order, node=node))
         undo = {"pause": "continue", "drain": "return"}.get(self.order)
-        # timers of one instant have no order, and a node that stays drained may keep a run from its end
+        # timers of the same instant have no order, and a node that stays drained may prevent the end of a run
         return [first] if undo is None else [first, (self.at_s + self.lasts_s + 1e-3, Request(undo, node=node))]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run with faults, orders and so many `replicas` of images; `ends_s` is when it is cancelled, if it is."""
+    """A run with faults, orders and a number of `replicas` of images; it is cancelled at `ends_s`, if given."""
 
     jobs: tuple[Job, ...]
     policy: str
@@ -123,7 +123,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
 
 
 class Faults:
-    """Makes the calls of all drivers slip as they shall."""
+    """Applies the planned delays and failures to the calls of all drivers."""
 
     def __init__(self, slips: tuple[Slip, ...]) -> None:
         self._slips = {(slip.operation, slip.number): slip for slip in slips}
@@ -151,7 +151,7 @@ class Faults:
         return call
 
     def die(self, node: int) -> None:
-        """Let a guest end by itself, of the drivers that were used."""
+        """Let a guest of one of the drivers in use end by itself."""
         alive = [(driver, guest) for driver in self.drivers for guest in sorted(driver._guests)]
         if alive:
             driver, guest = sorted(alive, key=lambda each: each[1])[node % len(alive)]
@@ -163,7 +163,7 @@ class Faults:
 
 
 def carry_out(schedule: Schedule, folder: Path) -> list[str]:
-    """Make the run; return what differs between the controller and its journal."""
+    """Make the run; return the differences between the controller and its journal."""
     faults = Faults(schedule.slips)
 
     def begin(world: Disturbed) -> None:

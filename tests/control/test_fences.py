@@ -1,4 +1,4 @@
-"""Jobs that start again elsewhere: only after the fences of their guests have fallen. In virtual time."""
+"""Jobs that start again elsewhere: only after the fences of their guests have passed. In virtual time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_job_of_a_node_that_is_cut_off_runs_again_after_its_fence(
     again = next(entry for entry in journal if entry["kind"] == "job" and entry["state"] == "again")
     cleared = next(entry for entry in journal if entry["kind"] == "cleared" and entry["job"] == waits["job"])
     assert waits["t_s"] < cleared["t_s"] <= again["t_s"]
-    if away_s > FENCE_S:  # its node could not be asked before
+    if away_s > FENCE_S:  # its node could not be reached before
         assert cleared["t_s"] >= waits["until_s"] - 1e-3
         assert waits["until_s"] - 10.0 >= FENCE_S - FENCE_S / 4
     else:
@@ -91,7 +91,7 @@ def test_a_job_of_a_node_that_is_cut_off_runs_again_after_its_fence(
 def test_an_agent_destroys_the_guests_of_a_controller_that_it_does_not_hear(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node is cut off for longer than the fence, but is not declared lost: the job begins again where it is."""
+    """The node is cut off for longer than the fence, but not declared lost: the job starts again on the same node."""
     lives = Lives(monkeypatch)
     world = Disturbed(lambda world: world.cut(40.0, "agent-node-1"), at_s=10.0)
     summary, journal = world.run(
@@ -134,7 +134,7 @@ def test_why_shows_the_wait_for_a_fence(tmp_path: Path) -> None:
 def test_a_controller_that_takes_over_accounts_for_the_fences_of_those_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has granted none itself, and the node of the job is away for longer than the fence."""
+    """The new controller has granted no fence itself, and the node of the job is away for longer than the fence."""
     found: list[Losses] = []
     real = Losses.__init__
 
@@ -147,7 +147,7 @@ def test_a_controller_that_takes_over_accounts_for_the_fences_of_those_before(
 
     def take_over(world: Disturbed) -> None:
         (losses,) = found
-        losses._clearing._book._falls_s.clear()  # as it is in the memory of another controller
+        losses._clearing._book._falls_s.clear()  # as in a controller that has just started
         taken_s.append(asyncio.get_running_loop().time())
         losses.take_over(taken_s[0])
         world.cut(300.0, "agent-node-1")
@@ -165,7 +165,7 @@ def test_a_controller_that_takes_over_accounts_for_the_fences_of_those_before(
 
 
 def without_fences(patch: pytest.MonkeyPatch, *nodes: str) -> None:
-    """Have the guests of these nodes outlive their fences as long as the agent does not work."""
+    """Let the guests of these nodes outlive their fences while their agent does not work."""
     real = NullDriver.open
 
     async def open_(driver: NullDriver, budget: NodeBudget, tell) -> DriverFacts:
@@ -209,7 +209,7 @@ def test_a_node_that_returns_before_it_is_lost_keeps_its_jobs_whatever_enforces_
 def test_a_withdrawn_job_waits_for_the_word_of_a_node_that_may_not_enforce_fences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away_s: float
 ) -> None:
-    """The other node of the job gets another agent meanwhile. The job fails once its silent node is lost."""
+    """Meanwhile the other node of the job gets another agent. The job fails once its silent node is lost."""
     lives = Lives(monkeypatch)
     without_fences(monkeypatch, "node-1")
 

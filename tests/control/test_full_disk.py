@@ -1,4 +1,4 @@
-"""A full disk ends the measuring, loudly, and never the clean-up: on a real file system that is really full."""
+"""A full disk ends the recording, with an error, but never the clean-up: on a real file system that is really full."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_run_that_has_no_room_to_begin_leaves_nothing(disk: Path) -> None:
 
 
 def rehearse_on(disk: Path, monkeypatch: pytest.MonkeyPatch, watcher: Watcher) -> list[NullDriver]:
-    """Rehearse there until it is full; return the nodes' drivers."""
+    """Make a dry run on that file system until it is full; return the nodes' drivers."""
     drivers: list[NullDriver] = []
     open_ = NullDriver.open
 
@@ -155,7 +155,7 @@ def test_a_full_disk_ends_the_run_with_its_guests_destroyed_and_its_results_writ
 def test_the_clean_up_goes_on_whichever_entry_had_no_room(
     disk: Path, monkeypatch: pytest.MonkeyPatch, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full just when an entry of this kind is written: in a decision, a flight's end, a callback."""
+    """The disk is full when an entry of this kind is written: in a decision, at an operation's end, in a callback."""
     write = AppendFile.write
     done: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A node whose image disk is full: what cannot be saved there goes on or fails at once, and nobody else waits."""
+"""A node whose image disk is full: a job that cannot be saved continues or fails at once, and no other job waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.job_story import NO_ROOM
 from testbed.study.report.run.job_story_reader import read_job_report
 
-MPI = 2  # of the five jobs, the first with a member on each node; it is preempted where there is room
+MPI = 2  # the first of the five jobs with a member on each node; it is preempted if there is space
 FULL = "node-1"
 
 
@@ -39,7 +39,7 @@ def of_kind(journal: Sequence[dict], kind: str, **wanted: object) -> list[dict]:
 
 
 def fail_saves(patch: pytest.MonkeyPatch, at_other_nodes: Callable[[NullDriver], object] | None = None) -> None:
-    """Let saves on the full node fail while they write; on other nodes `at_other_nodes` is awaited before, if given."""
+    """Let saves on the full node fail while they write; on other nodes, await `at_other_nodes` first, if given."""
     open_, save = NullDriver.open, NullDriver.save
 
     async def noted(self: NullDriver, budget, tell_):
@@ -81,7 +81,7 @@ def test_what_has_no_room_runs_on_and_all_jobs_are_done(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_journalled_once_however_often_it_is_decided(tmp_path: Path) -> None:
-    """One job has to make room for another for as long as it runs, and a decision is taken every minute."""
+    """One job must leave memory to another for as long as the other runs, and there is a decision every minute."""
     jobs = [Job(1, 0, 2, 1.0, 0.6, 3000), Job(2, 600, 2, 1.0, 0.6, 60)]
     policy = "GreedyPM */per/OPT=MIN"
     result, journal = rehearse(tmp_path, jobs, nodes=nodes(100), policy=policy, period_s=60)
@@ -125,7 +125,7 @@ def test_a_save_that_has_room_again_is_made(tmp_path: Path) -> None:
 
 def test_a_node_that_refuses_what_the_controller_took_for_possible_costs_no_job(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RoomLedger, "heard", lambda *_: False)  # no telemetry: the ledger knows refusals alone
+        patch.setattr(RoomLedger, "heard", lambda *_: False)  # no telemetry: the ledger knows only refusals
         result, journal = rehearse(tmp_path, five_jobs(), nodes=nodes(100))
     assert (result.summary["done"], result.summary["failed"]) == (5, {})
     refused = [entry for entry in of_kind(journal, "outcome", verb="save") if not entry["ok"]]
@@ -133,7 +133,7 @@ def test_a_node_that_refuses_what_the_controller_took_for_possible_costs_no_job(
     assert all("no room for image" in entry["error"] and entry["elapsed_s"] < 1.0 for entry in refused)
     assert not of_kind(journal, "retry")
     assert {(entry["node"], entry["free_mib"]) for entry in of_kind(journal, "no-room")} == {(1, 100)}
-    assert len(refused) <= 2 * len(five_jobs()), "not again and again"
+    assert len(refused) <= 2 * len(five_jobs()), "without endless repeats"
 
 
 def test_a_job_of_which_one_member_was_written_and_another_cannot_be_fails_at_once(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_job_of_which_one_member_was_written_and_another_cannot_be_fails_at_on
 
 
 def test_a_member_that_waits_for_one_that_cannot_be_written_goes_on_working(tmp_path: Path) -> None:
-    """Members of an MPI job end together: one that is written waits for the others."""
+    """Members of an MPI job end together: a saved member waits for the others."""
     with pytest.MonkeyPatch.context() as patch:
         fail_saves(patch, lambda _driver: asyncio.Event().wait())
         jobs = [Job(1, 0, 2, 1.0, 0.6, 3000), Job(2, 600, 2, 1.0, 0.6, 60)]
@@ -163,11 +163,11 @@ def test_a_member_that_waits_for_one_that_cannot_be_written_goes_on_working(tmp_
     tried = of_kind(journal, "outcome", verb="save", job=1)
     assert tried
     assert all(not entry["ok"] and entry["elapsed_s"] < 1.0 for entry in tried)
-    assert len(tried) == 1, "not again while nothing has changed"
+    assert len(tried) == 1, "no repeat while the state is the same"
 
 
 def test_a_saved_job_whose_images_cannot_be_sent_resumes_where_they_are(tmp_path: Path) -> None:
-    """Two images fill the disk of the node that job 2 is to be moved to, and go only when the jobs have resumed."""
+    """Two images fill the disk of the target node of job 2, and are removed only when their jobs have resumed."""
     jobs = [Job(1, 0, 1, 1.0, 0.4, 1200), Job(2, 60, 2, 1.0, 0.4, 900), Job(3, 120, 1, 1.0, 0.5, 1500)]
     result, journal = rehearse(tmp_path, jobs, nodes=nodes(950))
     assert (result.summary["done"], result.summary["failed"]) == (3, {})

@@ -1,4 +1,4 @@
-"""What creates or moves guests begins once its intent survives a loss of power; a cap does not wait for a disk."""
+"""Operations that create or move guests begin once their intents are durable; a cap does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ACTS = ("start", "save", "transfer", "set_running_cap")
 
 
 class Disk:
-    """A run directory that takes a while to make entries durable: what was written, committed and begun, in order."""
+    """A run directory with slow commits, which records written and committed entries and begun operations, in order."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.durable = 0
-        self.intents: dict[int, int] = {}  # the last intent on a job, by the number of its entry
+        self.intents: dict[int, int] = {}  # by job: the entry number of its last intent
         self.begun: list[tuple[str, int, bool]] = []  # an operation, its job, and whether its intent was durable
         intent, durable = Recorder.intent, RunDirectory.durable
 
@@ -90,7 +90,7 @@ def test_an_operation_whose_intent_cannot_be_made_durable_does_not_begin(
 def test_a_mistake_in_an_operation_ends_the_run_and_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    """Such an error was kept by a task that nobody waited for: the run waited for ever, and its journal said `ok`."""
+    """Such an error once stayed in a task that no code awaited: the run hung, and its journal said `ok`."""
     real = getattr(Operations, operation)
 
     async def mistaken(operations: Operations, live: object, *arguments: object) -> object:
@@ -110,7 +110,7 @@ def test_a_mistake_in_an_operation_ends_the_run_and_is_no_success(
 
 
 def break_the_watch(patch: pytest.MonkeyPatch) -> None:
-    """Let the watch over the nodes fail at its second look."""
+    """Let the watch over the nodes fail at its second check."""
     notice, looks = Fleet._notice, iter([False, True])
 
     def mistaken(fleet: Fleet, *arguments: object) -> None:
@@ -122,7 +122,7 @@ def break_the_watch(patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mistake_in_the_watch_over_the_nodes_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nobody would notice a lost node: the error was logged at the end of the run."""
+    """Otherwise a lost node would stay unnoticed, as the error would be logged only at the end of the run."""
     break_the_watch(monkeypatch)
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         rehearse(tmp_path, five_jobs(), watcher=Watcher(give_up))

@@ -1,4 +1,4 @@
-"""A bound that an agent reaches during a run is in the run's journal, and a line for whoever watches."""
+"""A limit that an agent reaches during a run is in the run's journal, and a line on the display."""
 
 from __future__ import annotations
 

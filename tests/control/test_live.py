@@ -1,4 +1,4 @@
-"""Live runs as a user makes them: a real broker, agents in processes of their own, MPI jobs, real caps."""
+"""Live runs as users make them: a real broker, agents in separate processes, MPI jobs, real caps."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_preempted_and_moved_jobs_end_with_the_checksums_of_an_undisturbed_run(
     for cost in costs:
         assert cost["save_s"] > 0
         assert cost["restore_s"] > 0
-        # an image is the 102 MiB of a task less what the program itself takes, which differs from machine to machine
+        # an image has the 102 MiB of a task minus the program's own memory, which differs between machines
         assert cost["saved_bytes"] > JOB_TASKS[cost["job"]] * (20 << 20)
-        # the tasks of a job are alike, so that those that can stay on their nodes do
+        # the tasks of a job are interchangeable, so those that can stay on their nodes do
         assert cost["moved_tasks"] == {1: 1, 2: 0, 3: 1}[cost["job"]]
         sent = cost["moved_tasks"] / JOB_TASKS[cost["job"]]
         assert cost["transferred_bytes"] == pytest.approx(sent * cost["saved_bytes"], rel=0.2)
@@ -74,7 +74,7 @@ def run_tasks(journal: list[dict], job: int) -> set[int]:
 def test_a_program_killed_from_outside_fails_its_job_and_the_run_goes_on(start: Callable[..., Run]) -> None:
     run = start(
         f"1,0,1,1.0,0.4,{ENDLESS_S}\n2,30,2,1.0,0.4,60\n3,60,3,0.5,0.25,60\n4,200,2,0.5,0.5,60\n5,300,2,0.25,0.2,60\n",
-        "--policy", "Greedy */OPT=MIN",  # it never interrupts a job: the victim works when it is killed
+        "--policy", "Greedy */OPT=MIN",  # it never interrupts a job, so the victim is at work when it is killed
     )  # fmt: skip
     run.until_at_work(1)
     (victim,) = run.serial_programs()
@@ -108,12 +108,12 @@ def test_a_rank_killed_from_outside_ends_its_job_with_one_line(start: Callable[.
 
 def test_a_silent_agent_is_a_lost_node(start: Callable[..., Run], tmp_path: Path) -> None:
     lose_early(tmp_path)
-    # both nodes have a task of job 2; the others fit on the node that is left
+    # both nodes have a task of job 2; the other jobs fit on the remaining node
     run = start(f"1,0,1,1.0,0.2,60\n2,30,2,1.0,0.6,{ENDLESS_S}\n3,60,1,0.5,0.15,60\n")
     run.until_at_work(2)
     segments = {segment for process in run.processes() for segment in segments_of(process.pid)}
     assert segments, "ranks of job 2 have mapped shared memory"
-    run.agents()[1].send_signal(signal.SIGSTOP)  # one that is killed is started again
+    run.agents()[1].send_signal(signal.SIGSTOP)  # stopped, because a killed agent would be started again
     run.wait_for("node node-b is lost")
     assert run.end() == 1
     summary = json.loads((run.path / "summary.json").read_text())
@@ -153,6 +153,6 @@ def test_after_a_killed_controller_the_agents_clean_up(start: Callable[..., Run]
     assert made
     run.process.kill()
     assert run.end() == -signal.SIGKILL
-    wait_until(lambda: not run.processes(), "the end of all that the run started")
+    wait_until(lambda: not run.processes(), "the end of all processes of the run")
     assert not (run.path / "images").exists()
     assert not [folder for folder in made if folder.name.startswith("dfrs-") and folder.exists()]

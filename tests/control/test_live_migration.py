@@ -1,4 +1,4 @@
-"""Jobs that migrate live, in virtual time: memory is never over-committed, and no end of it loses a guest unnoticed."""
+"""Jobs that migrate live, in virtual time: memory is never over-committed, and no outcome loses a guest silently."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_without_the_mechanism_or_the_capability_images_are_used(tmp_path: Path)
 def test_whole_jobs_are_released_together_and_the_skew_is_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second task of a job is held 0.25 s late and released 0.5 s late, by clocks that show virtual time."""
+    """Hold the second task of a job 0.25 s late, and release it 0.5 s late, with clocks in virtual time."""
     hold, release = NullDriver.hold, NullDriver.release
 
     async def late_hold(self: NullDriver, guest: str) -> int | None:
@@ -114,7 +114,7 @@ def test_whole_jobs_are_released_together_and_the_skew_is_written_down(
 
 
 def broken(patch: pytest.MonkeyPatch, replacement: Callable[[Migrate], Migrate]) -> None:
-    """Replace the driver's migration, the first time that it is asked for."""
+    """Replace the driver's first migration."""
     real, first = NullDriver.migrate, iter([True])
 
     async def migrate(

@@ -1,4 +1,4 @@
-"""Malformed or absurd replies: the error names the node and the value, and the run goes on. In virtual time."""
+"""Malformed or absurd replies: the error names the node and the value, and the run continues. In virtual time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lacks(name: str) -> Lie:
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, kind: type[AnyAction], lie: Lie) -> list[dict[str, object]]:
-    """Let the agent of a node lie about commands of a kind for guests of jobs; return the replies as they would be."""
+    """Let the agent of a node lie in replies to a kind of command for guests of jobs; return the true replies."""
     perform = Agent.perform
     truths: list[dict[str, object]] = []
 
@@ -83,11 +83,11 @@ def test_a_lie_fails_the_jobs_of_that_node_with_a_line_that_names_it(
 ) -> None:
     truths = lying(monkeypatch, kind, lie)
     jobs = five_jobs()
-    if kind is not SetCaps:  # that policy sets no caps by themselves
+    if kind is not SetCaps:  # this policy sets no caps outside of other operations
         monkeypatch.setattr("support.control.rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
         jobs = [Job(1, 0, 1, 1.0, 0.3, 600), Job(2, 30, 2, 1.0, 0.3, 600), Job(3, 60, 3, 0.5, 0.2, 600)]
     result, _ = rehearse(tmp_path, jobs)
-    assert truths, "it was never asked"
+    assert truths, "the node never got such a command"
     failed = result.summary["failed"]
     assert failed
     assert result.summary["done"] + len(failed) == len(jobs)

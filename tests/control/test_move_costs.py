@@ -1,4 +1,4 @@
-"""Live policies that know what moves cost: views tell them, the journal keeps it, and both worlds decide alike."""
+"""Live policies that know the cost of moves: views and journal contain it; live and simulated decisions agree."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_run_tells_its_policy_what_moves_cost_and_can_be_made_again(tmp_path: 
 
 
 def test_both_worlds_decide_alike_where_moves_are_free(tmp_path: Path) -> None:
-    """Null drivers move jobs at once, so that an overhead of 0 is known and charged."""
+    """Null drivers move jobs at once, so an overhead of 0 is known and charged."""
     jobs = [Job(n, 5.0 + 40.0 * n, 1 + n % 2, 1.0, 0.25, 900.0 + 150.0 * n) for n in range(6)]
     found = pair(read_live(dry_run(tmp_path / "free", KNOWS, jobs, time_scale=50, overheads="constant:0")), constant(0))
     assert found.alignment.same_frac == 1.0
@@ -110,7 +110,7 @@ def test_what_was_not_measured_cannot_be_compared(tmp_path: Path, overheads: str
 
 def test_a_run_takes_the_cheaper_way_for_each_job(tmp_path: Path) -> None:
     path = tmp_path / "m.toml"
-    path.write_text(WAYS.replace("1.0, 2.0", "0.1, 0.4"))  # live is cheaper from 0.25 GB on
+    path.write_text(WAYS.replace("1.0, 2.0", "0.1, 0.4"))  # live migration is cheaper from 0.25 GB on
     ways = WayCosts(str(path), 1000 * 2**20 / 1e9)
     jobs = [replace(job, mem_req_frac=0.3) if job.job_id == 79 else job for job in quickstart_jobs()]
     run = dry_run(

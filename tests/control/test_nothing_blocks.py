@@ -1,4 +1,4 @@
-"""Nothing blocks the event loop: controller and agents of a live run in one loop, watched call by call."""
+"""No call blocks the event loop: controller and agents of a live run in one loop, with every call watched."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from testbed.control.session import run_session
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.workload.jobs import Job
 
-# Names of files are looked up, and a journal's line is handed to the kernel, in memory; that it is handed over before
-# the act is the journal's point. Sleeping, and waiting for sockets, pipes, locks or the content of files, is blocking.
+# Lookups of file names and the write of a journal line only use memory, and the journal must be written before the
+# act, so they are allowed. Sleeping, and waiting for sockets, pipes, locks or the content of files, is blocking.
 METADATA = {
     f"os.{name}"
     for name in (
@@ -35,7 +35,7 @@ METADATA = {
 
 
 def is_of_the_kernel(file: object, *_arguments: object, **_options: object) -> bool:
-    """Whether a file is one of the kernel's own, which no disk is behind."""
+    """Whether a file is one of the kernel's, without a disk."""
     return str(getattr(file, "name", "")).startswith(("/proc/", "/sys/"))
 
 
@@ -74,7 +74,7 @@ def test_no_call_of_a_live_run_blocks_the_loop(tmp_path: Path) -> None:
     watch.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
 
     class WatchedRun(Watcher):
-        """Watches from the first job on: what agents read when they start may take its time."""
+        """Watch from the first job on, because agents may read files when they start."""
 
         def line(self, trace_s: float, text: str) -> None:
             super().line(trace_s, text)

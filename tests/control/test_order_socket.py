@@ -34,7 +34,7 @@ DONE = Answer(done=True, text="the run is paused: 2 jobs are saved", state="paus
 
 
 class Taker:
-    """Takes orders in the place of a run's `Orders`; an order that is `kept` is never answered."""
+    """Takes orders in place of a run's `Orders`; an order that is `kept` is never answered."""
 
     def __init__(self, answer: Answer | Exception = DONE, *, kept: bool = False) -> None:
         self.requests: list[tuple[Request, str]] = []
@@ -102,7 +102,7 @@ def test_the_socket_is_for_its_user_alone_and_goes_with_the_run(tmp_path: Path) 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Also if its order comes when the controller has answered and hung up already."""
+    """Also if the order arrives when the controller has already answered and closed the connection."""
     run, taker = run_directory(tmp_path / "run"), Taker()
     if late:
         connect = line_socket.connect
@@ -151,7 +151,7 @@ def test_what_is_no_order_is_refused(data: bytes, tmp_path: Path) -> None:
     def ask() -> Answer | None:
         try:
             return raw(run, data)
-        except OSError:  # the controller had enough before all was sent
+        except OSError:  # the controller closed the connection before all was sent
             return None
 
     answer = with_taker(run, taker, in_thread(ask))
@@ -209,11 +209,11 @@ def test_a_directory_without_room_for_a_socket_takes_no_orders_and_the_run_goes_
     (run / SOCKET).write_text("something else")
     with_taker(run, Taker(), in_thread(takes_orders, run))
     assert "the run takes no orders" in caplog.text
-    assert (run / SOCKET).read_text() == "something else", "what is not ours stays"
+    assert (run / SOCKET).read_text() == "something else", "foreign files stay"
 
 
 def stale_socket(run: Path) -> None:
-    """Leave what a killed controller leaves."""
+    """Leave a stale socket, as a killed controller does."""
     with line_socket._directory(run) as place, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{place}/{SOCKET}")
 

@@ -81,7 +81,7 @@ def test_a_pause_is_no_rescheduling(tmp_path: Path) -> None:
     assert [each["job"] for each in suspensions] == [1, 2]
     for each in suspensions:
         assert each["held_s"] == pytest.approx(60.0, abs=1.0)
-        assert each["penalty_s"] < 5.0, "the pause itself is no part of it"
+        assert each["penalty_s"] < 5.0, "the penalty excludes the pause itself"
 
 
 def test_orders_whose_effect_is_there_change_nothing(tmp_path: Path) -> None:

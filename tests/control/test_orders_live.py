@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 POLICY = ("--policy", "Greedy */OPT=MIN")  # it never interrupts a job by itself
 JOBS = "1,0,1,1.0,0.2,900\n2,0,2,1.0,0.2,900\n"
-COMPANY = f"4,0,1,1.0,0.2,{ENDLESS_S}\n"  # the run goes on for as long as it has not been stopped
+COMPANY = f"4,0,1,1.0,0.2,{ENDLESS_S}\n"  # so the run lasts until it is stopped
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +43,7 @@ def journal_of(run: Run) -> list[dict]:
 
 
 def pause_while_all_guests_stand(run: Run) -> dict:
-    """Order a pause, whose saves begin when the order is in the journal: until then no guest goes on."""
+    """Order a pause. Its saves begin once the order is in the journal; until then no guest makes progress."""
     programs = run.programs()
     for program in programs:
         program.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Runs whose bus, nodes or agents go away for a while: nothing is lost that is still there. In virtual time."""
+"""Runs whose bus, nodes or agents are away for a while: guests that still exist are not lost. In virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_broker_that_is_away_for_a_while_costs_no_job(tmp_path: Path, seconds:
 
 
 class Holding:
-    """A broker that acknowledges an event, and is killed before a busy controller has taken it."""
+    """A broker that acknowledges an event, and is killed before a busy controller has received it."""
 
     def __init__(self, event: str) -> None:
         self.held: list[Message] = []
@@ -65,7 +65,7 @@ def test_what_a_killed_broker_had_not_passed_on_is_told_again(tmp_path: Path, at
     ends = [
         (entry["job"], entry["task"]) for entry in journal if (entry["kind"], entry.get("event")) == ("guest", "done")
     ]
-    assert len(ends) == len(set(ends)), "an end that is told twice counts once"
+    assert len(ends) == len(set(ends)), "an end that is reported twice counts once"
 
 
 @pytest.mark.parametrize("at_s", [0.0, 3.0])  # before each parallel job begins
@@ -74,7 +74,7 @@ def test_a_broker_that_is_killed_with_the_word_of_a_barrier_costs_no_job(tmp_pat
     summary, journal = Disturbed(holding, at_s).run(tmp_path, five_jobs())
     assert holding.held
     assert (summary["done"], summary["failed"]) == (5, {})
-    assert [entry for entry in journal if entry["kind"] == "retry"] == []  # no start that waited in vain
+    assert [entry for entry in journal if entry["kind"] == "retry"] == []  # no start waited in vain
 
 
 @pytest.mark.parametrize("at_s", MOMENTS_S)
@@ -96,7 +96,7 @@ def test_a_node_that_is_cut_off_for_too_long_is_lost_and_what_ran_there_has_fail
     assert reason.startswith("node node-1 is lost (silent for 6")
     assert list(summary["failure_codes"].values()) == ["node-lost"]
     places = {entry["job"]: entry["nodes"] for entry in journal if entry["kind"] == "intent"}
-    assert places[3] == [1]  # on that node, whose guest of the failed job was removed when it was back
+    assert places[3] == [1]  # on the returned node, whose guest of the failed job was removed
 
 
 @pytest.mark.parametrize("loss", ["fail", "restart"])

@@ -1,4 +1,4 @@
-"""The controller's own CPU time and that of its broker, as points of the run."""
+"""The CPU time of the controller and of its broker, as points of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.control.own_cpu import OwnCpu
 
 
 class Points:
-    """Takes points, and says when there is one."""
+    """A recorder that keeps points, and signals each."""
 
     def __init__(self) -> None:
         self.taken: list[Mapping[str, float]] = []
@@ -28,7 +28,7 @@ class Points:
 
 async def first_point() -> Mapping[str, float]:
     points = Points()
-    running = asyncio.create_task(OwnCpu(points).run())  # type: ignore[arg-type]  # all that it uses of a recorder
+    running = asyncio.create_task(OwnCpu(points).run())  # type: ignore[arg-type]  # the only used part of a recorder
     await points.there.wait()
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):

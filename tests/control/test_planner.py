@@ -58,9 +58,9 @@ def situations(draw: st.DrawFn) -> tuple[list[JobStatus], dict[int, Target]]:
 
 
 def carry_out(jobs: list[JobStatus], actions: tuple[PlannedAction, ...], pick: st.DataObject) -> dict[int, JobStatus]:
-    """Carry a plan out, one unblocked action at a time in an order that hypothesis picks.
+    """Carry out a plan, one unblocked action at a time in an order that hypothesis picks.
 
-    A live migration has a beginning and an end, and holds memory at both its ends in between.
+    A live migration has a beginning and an end, and in between occupies memory on both nodes.
     """
     state = {job.job_id: job for job in jobs}
     done: set[int] = set()
@@ -191,7 +191,7 @@ def test_a_start_cannot_take_the_memory_that_a_circle_needs() -> None:
     jobs = [JobStatus(1, 40, (1,), 1.0), JobStatus(2, 60, (0,), 1.0), JobStatus(3, 40), JobStatus(4, 20, (1,), 1.0)]
     wanted = {1: Target((0,), 1.0), 2: Target((1,), 1.0), 3: Target((0,), 1.0), 4: Target((1,), 1.0)}
     assert (Verb.SAVE, 1) in [(a.verb, a.job_id) for a in plan(jobs, wanted, LIVE)]
-    del wanted[3]  # without the start, memory suffices for one after the other
+    del wanted[3]  # without this start, memory suffices for the others one after the other
     assert [(a.verb, a.job_id) for a in plan(jobs, wanted, LIVE)] == [(Verb.MIGRATE, 1), (Verb.MIGRATE, 2)]
 
 
@@ -229,9 +229,9 @@ def test_what_a_waiting_job_needs_is_saved_first() -> None:
     ]  # fmt: skip
     actions = plan(jobs, {4: Target((0,), 1.0)}, MoveRules(frozenset(), (100, 100), 1))
     assert [(a.verb, a.job_id, a.after) for a in actions] == [
-        (Verb.SAVE, 3, ()),  # with it there is room
+        (Verb.SAVE, 3, ()),  # after this save there is memory
         (Verb.SAVE, 1, (0,)),
-        (Verb.SAVE, 2, ()),  # elsewhere
+        (Verb.SAVE, 2, ()),  # on another node
         (Verb.START, 4, ()),
     ]
 

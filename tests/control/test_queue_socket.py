@@ -1,4 +1,4 @@
-"""The socket of a served lab: who may ask, in whose name, and hostile folders and clients."""
+"""The socket of a served lab: permitted users and names, and hostile folders and clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOBODY = 65534
 
 
 class Taker(Intake):
-    """Takes requests in the place of a lab's intake; a request that is `kept` is never answered."""
+    """Takes requests in place of a lab's intake; a request that is `kept` is never answered."""
 
     def __init__(self, *, kept: bool = False) -> None:
         self.requests: list[tuple[Request, str, bool]] = []
@@ -124,7 +124,7 @@ def test_any_bytes_are_no_request(data: bytes) -> None:
 
 
 def test_no_user_keeps_the_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One user's requests wait; the user's next one is refused, and another user's is heard."""
+    """Requests of one user wait; the next one of this user is refused, while another user's is processed."""
     uids = iter([*[NOBODY] * (MOST_OF_USER + 1), 0])
     monkeypatch.setattr(line_socket, "_peer", lambda _client: Peer(1, next(uids)))
     taker = Taker(kept=True)
@@ -181,7 +181,7 @@ def test_a_folder_that_somebody_else_may_have_made_holds_no_socket(fault: str, t
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root can give a folder away, others cannot")
 def test_nobody_is_asked_in_a_folder_of_somebody_else(tmp_path: Path) -> None:
-    """A user's own folder may be in a common place, where another user can make it first."""
+    """A user's folder may be in a shared place, where another user can create it first."""
     own = place("lab-1", root=False)
     own.parent.mkdir()
     with contextlib.ExitStack() as stack:

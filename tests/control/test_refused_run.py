@@ -1,4 +1,4 @@
-"""A run that is refused says why in one line, on standard error alone, and leaves nothing."""
+"""A refused run prints the reason as one line on standard error only, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_a_disk_that_is_too_small_is_told_as_one(tmp_path: Path, monkeypatch: py
 
 def test_an_agent_that_cannot_be_started_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "python3"
-    program.touch(mode=0o600)  # nobody may run it, root neither
+    program.touch(mode=0o600)  # not executable, even for root
     monkeypatch.setattr(agents_module, "module_argv", lambda *words: [str(program), *words])
 
     async def main() -> None:
         async with local_agents(scenario().nodes, "local", "mqtt://127.0.0.1:1", tmp_path, folder=tmp_path):
-            pytest.fail("it was started")
+            pytest.fail("the run was started")
 
     with pytest.raises(UserError, match=r"^node node-0: its agent cannot be started: .*/python3: Permission denied"):
         asyncio.run(main())
@@ -98,7 +98,7 @@ def test_a_broker_of_ours_is_out_of_reach_of_the_terminal(tmp_path: Path) -> Non
         pytest.skip("Mosquitto is not installed: scripts/debian-packages test installs it")
 
     async def main() -> None:
-        before = set(psutil.Process().children())  # of other tests
+        before = set(psutil.Process().children())  # processes of other tests
         async with mosquitto_broker(program, tmp_path / "broker"):
             (child,) = set(psutil.Process().children()) - before
             assert os.getpgid(child.pid) != os.getpgid(0)

@@ -1,4 +1,4 @@
-"""The whole controller in virtual time: what is decided is done, nothing is over-committed, all is written down."""
+"""The whole controller in virtual time: decisions are carried out, nothing is over-committed, all is journalled."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_busy_pair_of_nodes_preempts_restores_and_moves(tmp_path: Path) -> Non
 def test_an_interruption_before_the_first_progress_is_told_without_a_penalty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guests take a minute from their restore to their first progress: some are interrupted again within it."""
+    """Guests take a minute from their restore to their first progress; some are interrupted again within this time."""
     begin = NullDriver._begin
 
     def late(driver: NullDriver, guest: str) -> None:
@@ -159,7 +159,7 @@ def test_a_save_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(NullDriver, "save", flaky)
     result, journal = rehearse(tmp_path, five_jobs())
     assert result.summary["done"] == 5
-    assert next(failures, None) is None, "it did fail once"
+    assert next(failures, None) is None, "the call failed once"
     assert all(entry["ok"] for entry in journal if entry["kind"] == "outcome")
 
 
@@ -352,7 +352,7 @@ def test_different_nodes_are_refused() -> None:
 
 
 def test_a_rehearsal_takes_as_long_whatever_speed_of_a_core_the_scenario_gives(tmp_path: Path) -> None:
-    """Nodes that do nothing have a speed of their own: work that is sized by another one would take another time."""
+    """Null nodes have a fixed speed: work that is sized by another speed would take another time."""
     ends = []
     for programs in ({}, {"units_per_core_s": 1_234_567.0}):
         result, _journal = rehearse(tmp_path, five_jobs(), programs=programs)

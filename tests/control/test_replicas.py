@@ -29,7 +29,7 @@ def of(journal: list[dict], kind: str, **more: object) -> list[dict]:
 
 
 def lost(tmp_path: Path, at_s: float, jobs: list[Job] = JOBS, seconds: float = FOR_GOOD_S, **changes: object):
-    """Rehearse the jobs while node 0 is cut off from `at_s` on."""
+    """Make a dry run of the jobs with node 0 cut off from `at_s` on."""
     world = Disturbed(lambda world: world.cut(seconds, "agent-node-0"), at_s)
     return world.run(tmp_path, jobs, policy=POLICY, **changes)
 
@@ -204,7 +204,7 @@ def test_kept_images_give_way_to_a_save_that_needs_their_room(tmp_path: Path) ->
 
 @pytest.mark.parametrize("loss", ["fail", "restart"])
 def test_the_copies_of_a_job_are_gone_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of the nodes
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # folders of the nodes are there
     found: list[set[str]] = []
     watcher = Watcher(lambda _picture: found.append({path.parts[-3] for path in tmp_path.rglob("*.img")}))
     jobs = [*JOBS, Job(3, 2400, 1, 1.0, 0.3, 6000)]

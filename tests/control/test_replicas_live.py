@@ -31,7 +31,7 @@ def test_a_saved_job_outlives_the_node_of_its_image_if_it_has_a_copy(
     run.until_at_work(2)
     (saved,) = run.entries("outcome", job=1, verb="save")
     (home,) = saved["nodes"]
-    run.agents()[home].send_signal(signal.SIGSTOP)  # one that is killed is started again
+    run.agents()[home].send_signal(signal.SIGSTOP)  # stopped, because a killed agent would be started again
     run.wait_for(f"node {'node-a' if home == 0 else 'node-b'} is lost")
     assert run.end() == 1
     assert not run.processes(), "the agent that was stopped has ended, with its guests"

@@ -1,4 +1,4 @@
-"""A run is resumed after the loss of its controller, wherever in its journal that was."""
+"""A run is resumed after the loss of its controller at any entry of its journal."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from testbed.run.reader import read_history
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.workload.jobs import Job
 
-EVERY = int(os.environ.get("DFRS_RESUME_EVERY", "27"))  # the controller is lost at each entry of so many
-SPREAD, RECOVERING = 7, 23  # the second loss is at one of the first entries after the resume, a different one each time
+EVERY = int(os.environ.get("DFRS_RESUME_EVERY", "27"))  # the controller is lost at every EVERYth entry
+SPREAD, RECOVERING = 7, 23  # the second loss is at one of the first entries after the resume, each time another one
 KEEP = {"on_controller_loss": "keep", "deadlines": {"lease_ttl_s": LEASE_S}}
 
 
 def at(*numbers: int) -> Callable[[Event], bool]:
-    """Hold for an event of each number in turn: counted from the replay's begin, then from each resume, which are 0."""
+    """Hold for one event per number, in turn; events count from the begin of the replay, then from each resume (0)."""
     left = list(numbers)
     count = -1
 
@@ -70,7 +70,7 @@ def test_an_operation_under_way_is_carried_on(tmp_path: Path, verb: str) -> None
     costs = [each for job in history.jobs.values() for each in job.reschedulings]
     assert costs, "jobs were preempted or moved"
     assert max(cost.so_far_s for cost in costs) < away_s, "the time without a controller is no penalty"
-    assert history.last_s >= away_s + history.last_trace_s / chosen.time_scale, "nor does trace time go on in it"
+    assert history.last_s >= away_s + history.last_trace_s / chosen.time_scale, "nor does trace time advance in it"
 
 
 def test_guests_keep_their_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,13 +96,13 @@ def test_guests_keep_their_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_image_that_was_written_between_two_losses_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nodes have no image of a save yet when the controller is lost first, and one of two at the second loss."""
+    """The nodes have no image of a save at the first loss of the controller, and one of two at the second loss."""
     written: set[str] = set()
     save = NullDriver.save
 
     async def one_after_the_other(driver: NullDriver, guest: str, at: int | None, image: Path) -> SaveReport:
         if guest.endswith("-t1"):
-            await asyncio.sleep(2.5 * LEASE_S)  # of virtual time: it is over when the third controller asks
+            await asyncio.sleep(2.5 * LEASE_S)  # virtual time: the save is over when the third controller asks
         report = await save(driver, guest, at, image)
         written.add(guest)
         return report
@@ -123,7 +123,7 @@ def test_an_image_that_was_written_between_two_losses_is_kept(tmp_path: Path, mo
 
 
 def test_a_guest_may_end_while_it_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of one task of a job is no failure of the takeover of the others."""
+    """The end of one task of a job does not fail the adoption of the others."""
     ended: list[str] = []
 
     set_cap = NullDriver.set_cap
@@ -163,7 +163,7 @@ def test_results_that_a_lost_controller_did_not_write_are_those_of_its_run(tmp_p
     assert summary["complete"] is True
     assert summary["results"] == undisturbed["results"]
     assert jobs == other_jobs
-    timings = {"decide_mean", "decide_max"}  # of this machine
+    timings = {"decide_mean", "decide_max"}  # they depend on this machine
     assert {name: each for name, each in summary["metrics"].items() if name not in timings} == {
         name: each for name, each in undisturbed["metrics"].items() if name not in timings
     }
@@ -187,7 +187,7 @@ def test_wherever_the_controller_is_lost_every_job_ends_well(tmp_path: Path, mec
         except TimeoutError:
             unhappy[numbers] = f"hangs after {run.killed_at}"
             continue
-        lost += len(run.killed_at)  # the second one does not happen if the run is over before
+        lost += len(run.killed_at)  # there is no second loss if the run ends before
         if not run.killed_at or result.summary["done"] < len(movers()):
             unhappy[numbers] = f"{len(run.killed_at)} losses, {result.summary['failed']}"
         shutil.rmtree(tmp_path / f"at-{number}")
@@ -200,7 +200,7 @@ def test_wherever_the_controller_is_lost_every_job_ends_well(tmp_path: Path, mec
 
 
 def entries(folder: Path, chosen: Scenario, extras: str) -> int:
-    """Return how many entries a run without losses has from the begin of its replay until its end."""
+    """Return the number of entries of a run without losses, from the begin of its replay to its end."""
     run = KilledController(folder, chosen, movers(), lambda _event: False, extras=extras)
     run.run()
     kinds = [entry["kind"] for entry in read_journal(run.path / "events.jsonl")]

@@ -22,7 +22,7 @@ from testbed.run.reader import read_history
 
 pytestmark = pytest.mark.slow
 
-# jobs of one task and MPI jobs of two; each is interrupted once, and goes on with its nodes swapped
+# jobs of one task and MPI jobs of two tasks; each is interrupted once, and continues with its nodes swapped
 TWELVE = "".join(f"{job},{5 * job},{1 + job % 2},1.0,0.2,30\n" for job in range(1, 13))
 PHASES = {
     "idle": {"kind": "job", "state": "submitted"},
@@ -35,7 +35,7 @@ PHASES = {
 
 
 def in_each_phase(*quick: str) -> pytest.MarkDecorator:
-    """Run a test in each phase; only `quick` ones run in continuous integration."""
+    """Run a test in each phase; only `quick` phases run in continuous integration."""
     return pytest.mark.parametrize(
         "phase", [pytest.param(phase, marks=[pytest.mark.long] * (phase not in quick)) for phase in PHASES]
     )
@@ -88,7 +88,7 @@ def test_a_rank_ends_whose_partner_alone_passed_the_last_barrier_before_the_cont
     assert run.end() == -signal.SIGKILL, run.lines
     resumed = start(jobs, command=("testbed", "resume", str(run.path)))
     resumed.wait_for("the run continues")
-    with contextlib.suppress(psutil.NoSuchProcess):  # the agent has let it go on
+    with contextlib.suppress(psutil.NoSuchProcess):  # the agent has continued the process already
         psutil.Process(int((tmp_path / "stopped").read_text())).resume()
     assert resumed.end() == 0, resumed.lines
     summary = json.loads((run.path / "summary.json").read_text())
@@ -137,7 +137,7 @@ def test_only_a_lost_run_can_be_resumed(start: Callable[..., Run]) -> None:
 
 
 def listener_at(broker: BrokerAddress) -> socket.socket:
-    """Listen where the broker of a killed controller was, which dies a moment after it."""
+    """Listen at the address of a killed controller's broker, which dies a moment after the controller."""
     while True:
         try:
             return socket.create_server((broker.host, broker.port))

@@ -1,4 +1,4 @@
-"""Jobs that a policy tries again beside jobs submitted at that instant: both worlds hand them over in one order."""
+"""Jobs that a policy retries when others are submitted: live runs and simulations present them in the same order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.scheduling.simulation.overheads import constant
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 
-# Job 2 waits from 1 s on and is tried again at 3, 7, 15, 31, 63, 127 and 255 s; job 3 is submitted at the last one.
+# Job 2 waits from 1 s on and is retried at 3, 7, 15, 31, 63, 127 and 255 s; job 3 is submitted at the last retry.
 # Job 1 has ended by then, so there is memory for one of the two.
 BOTH_S = 255.0
 JOBS = [Job(1, 0.0, 1, 1.0, 0.6, 130.0), Job(2, 1.0, 1, 1.0, 0.6, 60.0), Job(3, BOTH_S, 1, 1.0, 0.6, 60.0)]

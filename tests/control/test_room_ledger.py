@@ -1,4 +1,4 @@
-"""The controller's account of the room for images: never more is ordered than a node has, however late it reports."""
+"""The controller's account of the space for images: orders never exceed a node's space, even with late reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_order_counts_until_a_sample_that_was_taken_after_it_was_over() -> No
     ledger.heard(0, 1000, 10)
     assert ledger.free_mib(0) == 400
     ledger.over(1, 20)
-    assert not ledger.heard(0, 400, 20), "it may have been taken just before"
+    assert not ledger.heard(0, 400, 20), "the sample may be from just before"
     assert ledger.free_mib(0) == 0
     assert ledger.heard(0, 400, 21)
     assert ledger.free_mib(0) == 400
@@ -84,12 +84,12 @@ def test_what_an_operation_needs(action: PlannedAction, then_to: tuple[int, ...]
 
 @dataclass
 class Disk:
-    """A node's disk, with what the ledger's orders do to it and reports that arrive late."""
+    """A node's disk, with the effects of the ledger's orders, and with late reports."""
 
     mib: int
     ledger: RoomLedger = field(default_factory=lambda: RoomLedger(1))
     now: int = 0
-    ordered: dict[int, int] = field(default_factory=dict)  # not complete yet
+    ordered: dict[int, int] = field(default_factory=dict)  # orders that are not complete yet
     images: dict[int, int] = field(default_factory=dict)
     told: set[int] = field(default_factory=set)
     reports: list[tuple[int, int]] = field(default_factory=list)

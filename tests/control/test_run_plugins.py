@@ -1,4 +1,4 @@
-"""Plug-ins of a whole run: recorders that are told it, programs that its nodes must have."""
+"""Plug-ins of a whole run: recorders that receive it, and programs that its nodes must have."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_recorder_is_told_all_of_a_run_and_one_that_fails_does_not_hurt_it(
         "recorder weak is left out: OSError: no route"
     ]
     assert told == [entry for entry in journal if entry not in reports or entry in told]
-    assert len(told) >= len(journal) - 1  # what is reported after all have finished is only in the file
+    assert len(told) >= len(journal) - 1  # reports after the end of all jobs are only in the file
     points = [to_line(*call[1]) for call in heard if call[0] == "point"]
     assert points == (path / "points.lp").read_text().splitlines()
     ((_, files),) = [call for call in heard if call[0] == "close"]
@@ -113,7 +113,7 @@ def test_only_programs_that_the_jobs_run_must_be_there() -> None:
     chosen = scenario(programs={"serial": "fft"})
     known = {"a": ("eatcpu", "patterns")}
     check_programs(JOBS[1:], chosen, known)
-    check_programs(JOBS, chosen, {"a": ()})  # a driver that does not say
+    check_programs(JOBS, chosen, {"a": ()})  # the driver does not report its programs
     check_programs(JOBS, chosen, {"a": ("fft", "patterns")})
     with pytest.raises(UserError, match="node b has eatcpu"):
         check_programs(JOBS, chosen, {"a": ("fft", "patterns"), "b": ("eatcpu", "patterns")})

@@ -1,4 +1,4 @@
-"""The points of a whole run: every kind flows, fits the schema, and says what the journal says."""
+"""The points of a whole run: every kind is written, fits the schema, and agrees with the journal."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ JOBS = [
 
 
 def points(run: Path) -> dict[str, list[tuple[dict[str, str], dict[str, str]]]]:
-    """Tags and fields of all points, by measurement; the values here hold nothing that is escaped."""
+    """Tags and fields of all points, by measurement; the values here need no escaping."""
     found: dict[str, list[tuple[dict[str, str], dict[str, str]]]] = {}
     for line, _ in read_lines(run):
         head, fields, _stamp = line.replace("\\ ", "_").replace("\\=", "_").replace("\\,", "_").rsplit(" ", 2)
         name, *tags = head.split(",")
         pairs = (dict(item.split("=", 1) for item in items) for items in (tags, fields.split(",")))
-        found.setdefault(name, []).append(tuple(pairs))  # type: ignore[arg-type]  # it is a pair
+        found.setdefault(name, []).append(tuple(pairs))  # type: ignore[arg-type]  # each element is a pair
     return found
 
 

@@ -1,4 +1,4 @@
-"""A served lab: users give jobs, see them, delete them; its controller may be lost. Guests are processes."""
+"""A served lab: users submit jobs, list them, delete them; its controller may be lost. Guests are processes."""
 
 from __future__ import annotations
 

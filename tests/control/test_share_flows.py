@@ -1,4 +1,4 @@
-"""Shares that agents report as moved: what is recorded, and what a node may not say."""
+"""Shares that agents report as moved: recorded flows, and forbidden reports of nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOOKED_CORES = 0.3
 
 
 class Recorded:
-    """In the place of a run's recorder: the points and the suspicious acts."""
+    """A fake recorder, which keeps the points and the suspicious acts."""
 
     node_names = ("n0", "n1")
 

@@ -1,4 +1,4 @@
-"""Samples on their way into points: when they were taken, what late ones may not do, iterations of guests."""
+"""From samples to points: the time of sampling, limits of late samples, iterations of guests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(main: Coroutine[None, None, None]) -> None:
     run_in_virtual_time(main)
 
 
-# --- when a sample was taken
+# --- the time of sampling
 
 
 @given(
@@ -61,24 +61,24 @@ def test_a_sample_is_stamped_too_late_by_no_more_than_the_fastest_delivery(offse
         if delays:
             assert taken_ns == mono_ns + offset_ns + min(delays)
             assert taken_ns <= heard_ns
-            assert clock.taken_ns(mono_ns, heard_ns + 5, late=True) is None  # a repetition is no second point
+            assert clock.taken_ns(mono_ns, heard_ns + 5, late=True) is None  # a repeated sample gives no second point
         else:
-            assert taken_ns is None  # nothing is known of the clocks
+            assert taken_ns is None  # the relation of the clocks is unknown
 
 
 def test_clocks_that_drift_apart_are_followed():
     clock = SampleClock()
     error_ns = []
     for second in range(24 * 3600):
-        mono_ns, heard_ns = second * SECOND_NS, second * SECOND_NS + second * 10_000  # 10 µs a second
+        mono_ns, heard_ns = second * SECOND_NS, second * SECOND_NS + second * 10_000  # 10 µs per second
         taken_ns = clock.taken_ns(mono_ns, heard_ns + 1000, late=False)
         assert taken_ns is not None
         error_ns.append(abs(taken_ns - heard_ns))
-    # speed: of clocks that the test makes; as much as they drift in ten minutes, not in a day
+    # speed: the test makes the clocks; the bound is their drift in ten minutes, not in a day
     assert max(error_ns) <= 600 * 10_000 + 1000
 
 
-# --- what a fleet makes of late samples
+# --- late samples in a fleet
 
 
 def telemetry(mono_s: float, *guests: GuestSample, **more: object) -> Telemetry:
@@ -115,9 +115,9 @@ def test_late_samples_are_placed_in_order_and_say_nothing_of_now() -> None:
             here = NodeStatus(node="n0", online=True, boot="b1", facts=FACTS)
             await agent.publish(topics.node_topic("t", "n0", "status"), encode(here))
             await node.announced.wait()
-            await send(telemetry(1000, late=True))  # of before this controller
+            await send(telemetry(1000, late=True))  # sampled before this controller
             assert got == []
-            for _ in range(3):  # its clock is 1000 s ahead, a delivery takes no time
+            for _ in range(3):  # the node's clock is 1000 s ahead, and delivery takes no time
                 await send(telemetry(1000 + loop.time() - begin_s))
                 await asyncio.sleep(1 - 0.001)
             assert got == [(0.001, False), (1.001, False), (2.001, False)]
@@ -126,18 +126,18 @@ def test_late_samples_are_placed_in_order_and_say_nothing_of_now() -> None:
             assert node.reason == "silent for 7.5 s, as all nodes"
             for second in (3, 4, 5):
                 await send(telemetry(1000.001 + second, late=True))
-            await send(telemetry(1000.001 + 4, late=True))  # once more: nobody knew whether it had arrived
+            await send(telemetry(1000.001 + 4, late=True))  # a repeat, because the agent had no acknowledgement
             assert got[3:] == [(3.001, True), (4.001, True), (5.001, True)]
-            assert not node.online  # it was, then; it may be gone by now
+            assert not node.online  # it was online at that time, but may be gone by now
             assert node.telemetry is not None
             assert node.telemetry.mono_ns < 1003 * SECOND_NS
-            await send(telemetry(1000.001 + 6))  # unmarked, but it has waited at the broker
+            await send(telemetry(1000.001 + 6))  # not marked as late, but queued at the broker
             assert got[-1] == (6.001, True)
             assert not node.online
             await send(telemetry(1000 + loop.time() - begin_s))
             assert got[-1][1] is False
             assert (node.online, changes) == (True, [False, True])
-            await send(telemetry(5, boot="b2"))  # the agent was restarted: another clock, for all that is known
+            await send(telemetry(5, boot="b2"))  # the agent was restarted, so its clock may be another one
             assert got[-1] == (pytest.approx(loop.time() - begin_s, abs=0.01), False)
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -198,7 +198,7 @@ class World:
         self.tracker.guest_event(0, report_of(told))
 
     def points(self, measurement: str) -> list[tuple[float, dict[str, float]]]:
-        """Seconds since the anchor, and fields, as they stand in the file."""
+        """Seconds since the anchor, and fields, as in the file."""
         self.directory.close()
         found = []
         for path in sorted(self.directory.path.glob("points*.lp")):
@@ -221,11 +221,11 @@ def test_points_of_late_samples_have_the_time_of_the_sample(tmp_path: Path) -> N
         await asyncio.sleep(60)
         for at_s in (1.5, 2.5):
             world.sample(at_s, guest(int(100 * at_s), at_s), late=True)
-        world.sample(-3.0, guest(100, 0.1))  # of before the run
+        world.sample(-3.0, guest(100, 0.1))  # sampled before the run
         assert world.live.progress.units == [250]
-        assert world.live.progress.at_s == pytest.approx(2.5)  # progress is carried on from when it was made
+        assert world.live.progress.at_s == pytest.approx(2.5)  # progress is extrapolated from the time of the sample
         world.sample(61.0, guest(200, 61.0))
-        assert world.live.progress.units == [250]  # it never goes back
+        assert world.live.progress.units == [250]  # progress never decreases
         assert [at_s for at_s, _ in world.points("node")] == pytest.approx([0.5, 1.5, 2.5, 61.0], abs=1e-8)
         assert [(at_s, fields["units_done"]) for at_s, fields in world.points("guest")] == [
             (pytest.approx(0.5), 100), (pytest.approx(1.5), 150), (pytest.approx(2.5), 250), (pytest.approx(61.0), 200)
@@ -262,7 +262,7 @@ def test_a_drift_ends_a_window_and_marks_it_and_begins_none_while_it_lasts(tmp_p
         world = World(tmp_path)
         for second in range(5):
             world.sample(second, guest(second, 0.5 * second))
-        for second in range(5, 9):  # somebody else raised the cap to 0.9 cores
+        for second in range(5, 9):  # another program raised the cap to 0.9 cores
             world.sample(second, guest(second, 0.9 * second, cap_cores=0.9))
         for second in range(9, 13):
             world.sample(second, guest(second, 0.5 * second))
@@ -300,7 +300,7 @@ def test_a_drift_that_no_sample_saw_ends_a_window_too(tmp_path: Path) -> None:
 def test_a_node_that_never_had_a_guest_has_no_say_about_it(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
-        world.live.state.been = {(2, 0)}  # it was moved from there: the last samples may come late
+        world.live.state.been = {(2, 0)}  # the job was moved from there, whose last samples may be late
         steps = Supersteps(steps=4, longest_s=0.5, compute_s=0.8, comm_s=0.2)
         for node in (Node(1, "n1"), Node(2, "n2")):
             record = telemetry(1.0, guest(100, 0.1, steps), node=node.name)
@@ -386,19 +386,19 @@ def test_iterations_since_the_last_point_become_a_point(tmp_path: Path) -> None:
         def steps(number: int, longest_s: float, compute_s: float, comm_s: float) -> Supersteps:
             return Supersteps(steps=number, longest_s=longest_s, compute_s=compute_s, comm_s=comm_s)
 
-        world.sample(1, guest(0, 0, None))  # a program that does not say
+        world.sample(1, guest(0, 0, None))  # a program that reports no iterations
         world.sample(2, guest(4, 0, steps(4, 0.5, 0.8, 0.2)))
-        world.sample(3, guest(4, 0, steps(4, 0.0, 0.8, 0.2)))  # none ended
+        world.sample(3, guest(4, 0, steps(4, 0.0, 0.8, 0.2)))  # no iteration ended
         world.sample(4, guest(14, 0, steps(14, 0.125, 1.3, 0.7)))
-        world.sample(3.5, guest(9, 0, steps(9, 0.125, 1.0, 0.5)), late=True, node="n0")  # in the last point already
-        world.sample(5, guest(6, 0, steps(6, 0.1, 0.9, 0.3)))  # from an image of earlier
+        world.sample(3.5, guest(9, 0, steps(9, 0.125, 1.0, 0.5)), late=True, node="n0")  # the last point already has it
+        world.sample(5, guest(6, 0, steps(6, 0.1, 0.9, 0.3)))  # from an earlier image
         world.sample(6, guest(8, 0, steps(8, 0.1, 1.0, 0.4)))
         await asyncio.sleep(7)
         detail = {"units": 10, "checksum": "ab", "steps": 10, "longest_s": 0.2, "compute_s": 1.2, "comm_s": 0.5}
         world.tracker.guest_event(
             0, report_of(GuestEvent(node="n0", guest="g", event="done", mono_ns=0, detail=detail))
         )
-        world.sample(6.5, guest(9, 0, steps(9, 0.1, 1.1, 0.4)), late=True)  # is in the last point, too
+        world.sample(6.5, guest(9, 0, steps(9, 0.1, 1.1, 0.4)), late=True)  # the last point has it, too
         expected = [
             (2, 4, 0.25, 0.5, 0.8, 0.2),
             (4, 10, 0.1, 0.125, 0.5, 0.5),

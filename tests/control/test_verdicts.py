@@ -1,4 +1,4 @@
-"""What nodes tell of results is held against what the controller knows: checksums, the rate of work, who has a say."""
+"""Checks of nodes' reports by the controller: checksums, the rate of work, and which nodes may report."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_job_whose_result_the_controller_finds_wrong_has_failed(
     async def found(jobs: object, capabilities: object, budget_s: float) -> Verdicts:
         assert len(list(capabilities)) == 2
         assert budget_s == 20.0
-        assert all(live.state.ended for live in jobs), "something is measured still"
+        assert all(live.state.ended for live in jobs), "a measurement is still active"
         return Verdicts(4, {2: "task 1: it is done with checksum 1; its work comes to 2"})
 
     monkeypatch.setattr(session, "check_results", found)
@@ -144,7 +144,7 @@ def test_a_job_whose_result_the_controller_finds_wrong_has_failed(
     assert list(entry["wrong"]) == ["2"]
 
 
-# --- how fast work can be
+# --- the maximum rate of work
 
 
 steps = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 4)), max_size=12)
@@ -170,8 +170,8 @@ def test_cpu_time_is_bounded_by_what_is_told_and_by_what_is_allowed(
 def test_cpu_time_of_all_lives_counts_and_none_of_the_pauses() -> None:
     accounts = CpuAccounts()
     first, second = Allowance(0.5, 2.0, 10.0, 0.0), Allowance(1.0, 2.0, 500.0, 16.0)
-    accounts.sample("g", 0, 15.0, 2.0, first)  # 2 s told of at most 2.5
-    accounts.sample("g", 1, 502.0, 9.0, second)  # then 1 s of saving on 2 cores; 9 s told of at most 2
+    accounts.sample("g", 0, 15.0, 2.0, first)  # 2 s are reported, 2.5 are possible
+    accounts.sample("g", 1, 502.0, 9.0, second)  # then 1 s of saving on 2 cores; 9 s are reported, 2 are possible
     most_s, nodes = accounts.end("g", 1, 504.0, second)
     assert most_s == pytest.approx(2.0 + 2.0 + 2.0 + 2.0 + SLACK_S * (0.5 + 1.0))
     assert nodes == {0, 1}
@@ -180,14 +180,14 @@ def test_cpu_time_of_all_lives_counts_and_none_of_the_pauses() -> None:
 def test_counters_of_another_node_begin_anew() -> None:
     accounts, allowed = CpuAccounts(), Allowance(1.0, 1.0, 0.0, 0.0)
     accounts.sample("g", 0, 10.0, 8.0, allowed)
-    accounts.sample("g", 1, 12.0, 0.5, allowed)  # it migrated live
+    accounts.sample("g", 1, 12.0, 0.5, allowed)  # the guest migrated live
     accounts.sample("g", 1, 11.0, 0.4, allowed)  # late
     assert accounts.end("g", 1, 12.0, allowed) == (pytest.approx(8.5 + SLACK_S), {0, 1})
 
 
 def test_a_short_task_may_use_two_periods_of_its_cap_at_once() -> None:
     accounts, allowed = CpuAccounts(), Allowance(0.25, 1.0, 100.0, 0.0)
-    burst_s = 2 * 0.1 * allowed.limit_cores  # the end of one period, the begin of the next, on a free core
+    burst_s = 2 * 0.1 * allowed.limit_cores  # the end of one period and the begin of the next, on a free core
     most_s, _ = accounts.end("g", 0, 100.0 + burst_s, allowed)
     assert most_s >= burst_s
 
@@ -200,10 +200,10 @@ HERE, ELSEWHERE = frozenset({0}), frozenset({1})
     ("measured", "probed", "probe", "fastest"),
     [
         (MeasuredRates(), HERE, 0.0, 0.0),
-        (MeasuredRates(), HERE, 900.0, 900.0),  # by the code of the guests themselves
-        (MeasuredRates(), ELSEWHERE, 900.0, 0.0),  # its guests run other code, perhaps emulated
+        (MeasuredRates(), HERE, 900.0, 900.0),  # measured with the code of the guests themselves
+        (MeasuredRates(), ELSEWHERE, 900.0, 0.0),  # guests there run other code, perhaps emulated
         (MeasuredRates(500.0, {1: 700.0}, 0.0), ELSEWHERE, 900.0, 700.0),
-        (MeasuredRates(500.0, {1: 400.0}, 300.0), ELSEWHERE, 900.0, 1500.0),  # three times as fast as it was then
+        (MeasuredRates(500.0, {1: 400.0}, 300.0), ELSEWHERE, 900.0, 1500.0),  # three times its measured speed
         (MeasuredRates(500.0, {1: 400.0}, 300.0), ELSEWHERE, 200.0, 500.0),
     ],
 )
@@ -213,7 +213,7 @@ def test_the_fastest_core_that_is_known(
     rates = WorkRates(measured, probed)
     rates.probe(0, probe)
     rates.probe(0, probe / 2)
-    rates.probe(1, 1e6)  # where the guest was never
+    rates.probe(1, 1e6)  # a node where the guest never was
     assert rates.fastest(1, "eatcpu", HERE) == pytest.approx(fastest)
     if not fastest:
         assert rates.doubt(1, PROGRAM, 1e-9, HERE) == ""
@@ -258,7 +258,7 @@ def test_a_node_that_tells_its_guests_done_at_once_is_doubted_and_honest_ones_ar
     assert (entry["job"], entry["task"]) == (3, 0)
 
 
-# --- who has a say
+# --- which nodes may report
 
 
 def test_progress_of_a_job_alone_counts_from_its_own_nodes() -> None:

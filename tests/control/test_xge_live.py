@@ -1,4 +1,4 @@
-"""The scenario of XGE on real processes: lent nodes are taken back, and suspended serial jobs go on."""
+"""The scenario of XGE on real processes: lent nodes are taken back, and suspended serial jobs continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of the packages is what the code gives, and its page names every wing."""
+"""The picture of the packages is up to date, and its page names every wing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/api.md on labs and jobs are executed on process nodes, and give the output that stands there."""
+"""The examples of docs/api.md on labs and jobs are executed on process nodes, and produce the output in the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_this_section(language: str) -> list[str]:
 
 
 def shape(text: str) -> list[str]:
-    """Return the lines of an output, without the numbers in those that say that these were measured."""
+    """Return the lines of an output, without the numbers in lines whose numbers are marked as measured."""
     return [_NUMBER.sub("#", line) if "measured" in line else line for line in text.splitlines()]
 
 
@@ -37,7 +37,7 @@ class Checker(doctest.OutputChecker):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the page's lab, whose deadlines no machine exceeds."""
+    """A folder with the page's lab, with deadlines that even a slow machine meets."""
     (lab,) = of_this_section("toml")
     (tmp_path / "lab.toml").write_text(lab + PATIENT_TOML)
     return tmp_path

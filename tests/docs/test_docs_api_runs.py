@@ -1,4 +1,4 @@
-"""The examples of docs/api.md on runs and simulations are executed, and give the output that stands there."""
+"""The examples of docs/api.md on runs and simulations are executed, and produce the output in the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of every command in the pages are known to the program, also where tests/install does not execute it."""
+"""The program knows the options of every command in the pages, even of those that tests/install does not execute."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ JOBS = """job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s
 2,1,2,1.0,0.1,100
 3,2,1,1.0,0.1,50
 """
-SERIAL_JOBS = JOBS.replace(",2,1.0,", ",1,1.0,")  # the small driver has no members of MPI jobs
+SERIAL_JOBS = JOBS.replace(",2,1.0,", ",1,1.0,")  # the small driver does not support MPI jobs
 
 SCENARIO = """
 name = "own"
@@ -72,7 +72,7 @@ memory_mib = 320
 """
 
 
-EXAMPLES = ("narrow", "first_come", "sqrt_program", "gentle", "test_gentle", "hold")  # the page's code, in its order
+EXAMPLES = ("narrow", "first_come", "sqrt_program", "gentle", "test_gentle", "hold")  # in the order of the page
 
 
 def example(module: str) -> str:
@@ -204,12 +204,12 @@ def test_the_experiment_goes_from_trials_on_processes_to_a_figure(plugins: Path,
     assert "iterations of 0.05 s" in figure
     assert "A hold waits for half an iteration." in page
     assert "Other experiments" in page
-    assert "6 of these 7 are of [RR]" in page, "an assumption of a plug-in is none of the papers"
+    assert "6 of these 7 are of [RR]" in page, "a plug-in's assumption is not one of the papers'"
 
 
 @pytest.mark.slow
 def test_the_driver_does_what_every_driver_must(plugins: Path, tmp_path: Path) -> None:
-    """By the page's own test, in a project that knows nothing of this one's settings."""
+    """Run the page's own test in a project that does not have this one's settings."""
     test = example("test_gentle")
     folder = tmp_path / "project"
     folder.mkdir()
@@ -224,7 +224,7 @@ def test_the_driver_does_what_every_driver_must(plugins: Path, tmp_path: Path) -
 
 
 def test_the_driver_is_small() -> None:
-    """Its methods are the seven of the core, and what they are made of."""
+    """Assert that its methods are the seven of the core, and their helpers."""
     code = example("gentle")
     (driver,) = [
         each for each in ast.parse(code).body if isinstance(each, ast.ClassDef) and each.name == "GentleDriver"

@@ -1,4 +1,4 @@
-"""Which package imports what: the arrows that `docs/decisions/11-what-each-package-may-import.md` allows."""
+"""Imports between packages: only those that `docs/decisions/11-what-each-package-may-import.md` allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/decisions/11-what-each-package-may-import.md"
-ALLOWED = {  # of `testbed`, by who imports
+ALLOWED = {  # modules of `testbed`, by importing package
     "node_agent": (
         "testbed.bus",
         "testbed.errors",
@@ -25,7 +25,7 @@ ALLOWED = {  # of `testbed`, by who imports
     "testbed/host": ("testbed.host",),
     "testbed/errors.py": (),
 }
-OF_AGENTS = {  # of `node_agent`, by which modules of `testbed`; the page has the reasons
+OF_AGENTS = {  # modules of `node_agent`, by importing module of `testbed`; the page has the reasons
     "testbed/lab/bring_up.py": {"node_agent.agent", "node_agent.drivers.null"},
     "testbed/testing": {
         "node_agent.abilities", "node_agent.drivers.protocol", "node_agent.stores", "node_agent.watch",
@@ -34,7 +34,7 @@ OF_AGENTS = {  # of `node_agent`, by which modules of `testbed`; the page has th
 
 
 def imports(text: str) -> Iterator[str]:
-    """Yield the modules that a module imports, at whatever place, and names from the top of a package."""
+    """Yield the modules that a module imports, anywhere in it, and names from the top of a package."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Import():
@@ -52,7 +52,7 @@ def imports(text: str) -> Iterator[str]:
 
 
 def found(place: str, package: str) -> set[tuple[str, str]]:
-    """Return which modules in a folder, or which one, import what of a package."""
+    """Return the imports of a package's modules, by module of a folder, or for one module."""
     path = ROOT / place
     files = [path] if path.suffix else sorted(path.rglob("*.py"))
     assert files

@@ -1,4 +1,4 @@
-"""The pages of reference on bus messages and overhead models describe what the code reads."""
+"""The reference pages on bus messages and overhead models agree with the code."""
 
 from __future__ import annotations
 

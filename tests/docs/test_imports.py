@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = "testbed"
 GRAPH = {module: {} if module == TABLE else others for module, others in imports(ROOT).items()}
 WINGS = between_wings(GRAPH)
-LAYERS = (  # the lowest first; docs/architecture.md says what each wing is for
+LAYERS = (  # the lowest first; docs/architecture.md has the purpose of each wing
     {"errors"},
     {"host", "packaged", "toml_files"},
     {"bus"},

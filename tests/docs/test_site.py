@@ -56,6 +56,6 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors of the headings of a page, as they are made on web sites for Git repositories."""
+    """Return the anchors of the headings of a page, as web sites for Git repositories generate them."""
     headings = re.findall(r"^#{1,6} (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

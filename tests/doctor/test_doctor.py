@@ -1,4 +1,4 @@
-"""The doctor on this machine, and on what is sick."""
+"""The doctor on this machine, and on simulated faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_healthy_machine_is_looked_at_whole(tmp_path: Path, monkeypatch: pytes
     assert told["worst"] == worst(Finding(**each) for each in told["findings"])
     assert result.return_value == {"ok": 0, "note": 0, "warning": 1, "error": 2}[told["worst"]]
     assert all(each["found"] and each["severity"] in SEVERITIES for each in told["findings"])
-    assert not list(tmp_path.iterdir()), "nothing is left where it wrote"
+    assert not list(tmp_path.iterdir()), "the doctor removes its files"
 
 
 def test_a_sick_one_is_told_what_mends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

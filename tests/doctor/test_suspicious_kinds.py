@@ -21,7 +21,7 @@ from testbed.lab.secure.broker_log import NAMESAKES
 LAB = "lab-1"
 HELLO = "New client connected from 127.0.0.1:5 as n1 (p5, c1, k60, u'n1')."
 TAKES = "Client n1 already connected, closing old connection."
-BROKER = {  # lines as Mosquitto writes them, and what they tell of whom
+BROKER = {  # lines as Mosquitto writes them, and the act and party of each
     ActKind.DENIED_PUBLISH: (["Denied PUBLISH from n1 (d0, q1, r0, m4, 'a/n2/event', ... (1 bytes))"], "n1"),
     ActKind.FOREIGN_SUBSCRIPTION: (["Received SUBSCRIBE from n1", "\t# (QoS 1)"], "n1"),
     ActKind.NAMESAKE: ([TAKES] * (NAMESAKES + 1), "n1"),
@@ -34,7 +34,7 @@ BROKER = {  # lines as Mosquitto writes them, and what they tell of whom
 
 
 def findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str = "") -> list[str]:
-    """Return what the doctor says of the lab, without the rest of this machine."""
+    """Return the doctor's findings about the lab, without those about this machine."""
     monkeypatch.setattr("testbed.cli.bodies.doctor.examine", lambda *_: iter(suspicious.agents()))
     (tmp_path / "log").write_text(log)
     arguments = ["--lab", LAB, "--broker-log", str(tmp_path / "log"), "--runs", str(tmp_path / "runs"), "--json"]

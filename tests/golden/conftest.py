@@ -1,4 +1,4 @@
-"""The option that rewrites pinned figures, and the fixtures of the golden figures."""
+"""The option that rewrites golden figures, and their fixtures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of simulations, bounds, calibration and report, pinned: a change of code that changes science fails here."""
+"""Golden figures of simulations, bounds, calibration and report: code changes that change results fail here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from testbed.scheduling.simulation.overheads_parser import parse_overheads
 PINNED = Path(__file__).with_name("pinned")
 MODEL = PINNED / "calibration.toml"
 
-# numpy sums these over all jobs, and a library is free to choose the order; all other numbers come from the kernels'
-# own loops or from single operations, which give the same bits everywhere
+# numpy sums these over all jobs, in an order that the library may choose; all other numbers come from the kernels' own
+# loops or from single operations, which give the same bits everywhere
 SUMMED = {"mean_stretch", "underutilization", "preemption_gb_per_s", "migration_gb_per_s", "penalty_s"}
 
 
@@ -24,7 +24,7 @@ def sums(name):
 
 
 def fits(_name):
-    """Return the tolerance of fits: least squares come from LAPACK, and the file has nine digits."""
+    """Return the tolerance of fits: LAPACK computes least squares, and the file has nine digits."""
     return 1e-8
 
 
@@ -51,7 +51,7 @@ def test_two_days_of_a_real_log(real_log, check_pinned):
 
 
 def test_batch_schedules_of_thousands_of_jobs(real_log, check_pinned):
-    """Only in a long trace a backfilled job would end exactly when a reservation begins."""
+    """Only a long trace has a backfilled job that would end exactly when a reservation begins."""
     check_pinned(PINNED / "kth-weeks.json", figures(traces.kth_weeks(real_log), BATCH_POLICIES), sums)
 
 
@@ -71,7 +71,7 @@ def test_the_fits_of_recorded_trials(check_pinned):
 
 @pytest.mark.parametrize(("name", "trials"), [("fitted", TRIALS), ("fitted-quick", QUICK_TRIALS)])
 def test_all_that_is_printed_of_recorded_trials(name, trials, check_pinned):
-    """All experiments but live migration, with every digit, and the tables as a person reads them."""
+    """All experiments except live migration, with every digit, and the tables for human readers."""
     check_pinned(PINNED / f"{name}.json", fitted(trials), unrounded)
 
 

@@ -1,4 +1,4 @@
-"""The check of pinned figures fails where it must: a check that cannot fail pins nothing."""
+"""The check of golden figures fails when it must, because a check that cannot fail is useless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task must come to is known without doing it; a guest that comes to something else has failed."""
+"""The expected result of a task is computed without its work; a guest with another result has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guest agent and the host understand each other, also through a channel that loses and tears."""
+"""The guest agent and the host communicate, even through a channel that loses and tears messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from node_agent.guests import wire
 from testbed.lab.guest_image.recipe import compile_program
 from testbed.testing.accuracy import Window
 
-ABSENT_S = 0.05  # between two looks of an agent at a port without a host
+ABSENT_S = 0.05  # interval at which an agent checks a port without a host
 VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), max_size=40)
 
 
@@ -32,7 +32,7 @@ def agent(programs, short_path):
 
 
 class OddPort(AgentAlone):
-    """An agent alone whose port does what virtio ports do at times, see odd_port.c."""
+    """An agent alone, with a port that shows rare behaviour of virtio ports, see odd_port.c."""
 
     def hang_up(self) -> None:
         (self.folder / "hangup").touch()
@@ -41,36 +41,36 @@ class OddPort(AgentAlone):
         (self.folder / "hangup").unlink()
 
     def takes(self, most_bytes: int) -> None:
-        """Have each write take at most so many bytes."""
+        """Limit the bytes that each write accepts."""
         (self.folder / "short").write_text(str(most_bytes))
 
     def refuses_after(self, room_bytes: int) -> None:
-        """Have the port take so many bytes more, then none."""
+        """Let the port accept a number of further bytes, then none."""
         new = self.folder / "room.new"
         new.write_text(str(room_bytes))
         new.rename(self.folder / "room")
 
     def is_full(self) -> None:
-        """Wait until the port has taken all that it takes."""
+        """Wait until the port is full."""
         wait_until(lambda: (self.folder / "room").read_text() == "0", "a port that is full")
 
     def takes_all(self, *, told: bool) -> None:
-        """Have the port, which is full, take everything again; `told` says whether the agent is woken for it."""
+        """Let the full port accept everything again; with `told` the agent is woken for it."""
         if not told:
             (self.folder / "untold").touch()
         (self.folder / "room").unlink()
 
     def looks(self) -> int:
-        """Return how often the agent has looked whether its port has a host."""
+        """Return how often the agent has checked whether its port has a host."""
         file = self.folder / "looks"
         return file.stat().st_size if file.exists() else 0
 
     def has_taken_orders(self) -> None:
-        """Wait until the agent has read all orders; it reads none while it has four answers that it could not give."""
+        """Wait until the agent has read all orders; it reads none while it has four unsent answers."""
         wait_until(lambda: not struct.unpack("i", fcntl.ioctl(self.host.end, termios.TIOCOUTQ, bytes(4)))[0], "orders")
 
     def has_looked(self) -> None:
-        """Wait until the agent has looked at its port again."""
+        """Wait until the agent has checked its port again."""
         so_far = self.looks()
         wait_until(lambda: self.looks() >= so_far + 3, "looks at the port")
 
@@ -103,7 +103,7 @@ class Program:
 
 
 def store(folder, *words: int) -> None:
-    """Write the first words of what a program stores for the agent, and do not cut the file: it is mapped."""
+    """Write the first words of a program's shared file for the agent, without truncating it, because it is mapped."""
     with (folder / "progress").open("r+b") as file:
         file.write(struct.pack(f"<{len(words)}Q", *words))
 
@@ -115,7 +115,7 @@ def numbered(frames) -> list[int]:
 def test_attaching_tells_what_was_before_and_beats_from_then_on(agent, accuracy):
     host, window = agent.host, Window()
     assert host.order("run", ("arg", "/bin/echo"), ("arg", "a  b")).kind == "ok"
-    assert not [f for f in host.frames if f.kind != "ok"]  # nobody was attached
+    assert not [f for f in host.frames if f.kind != "ok"]  # no host was attached
     answer = host.order("attach", ("after", 0))
     hello, out, end, first, second = (
         host.kind("hello"), host.kind("out"), host.kind("exit"), host.kind("beat"),
@@ -135,7 +135,7 @@ def test_attaching_tells_what_was_before_and_beats_from_then_on(agent, accuracy)
 
 
 def test_a_hang_up_that_is_noticed_late_does_not_silence_the_guest(odd_port):
-    """After a restore the kernel may hear of the old host's departure and of the new one's order before its arrival."""
+    """After a restore the kernel may learn of the old host's end and the new host's order before the new connection."""
     host = odd_port.host
     host.order("attach", ("after", 1))
     odd_port.hang_up()
@@ -145,13 +145,13 @@ def test_a_hang_up_that_is_noticed_late_does_not_silence_the_guest(odd_port):
     odd_port.is_there()
     answer = host.until(lambda f: f.kind == "attached" and f.count("id") == number)
     since = host.frames.index(answer)
-    assert host.order("go").kind == "ok"  # what is told to who attaches comes before the next answer
+    assert host.order("go").kind == "ok"  # reports for an attaching host arrive before the next answer
     assert numbered(host.frames[since:]) == [1]
     host.kind("beat", since=since)
 
 
 def test_a_port_without_a_host_is_looked_at_now_and_then(odd_port):
-    """Also once a beat is due, which nobody could take."""
+    """Also once a beat is due, which no host could receive."""
     host, looks = odd_port.host, 40
     host.order("attach", ("after", 1))
     host.kind("beat")
@@ -164,7 +164,7 @@ def test_a_port_without_a_host_is_looked_at_now_and_then(odd_port):
 
 
 def test_a_guest_saved_in_the_middle_of_a_frame_tells_the_next_host_all(odd_port):
-    """The rest of the frame comes first there, and is nothing; what has a number comes whole after the answer."""
+    """The new host first gets the rest of a frame, and skips it; numbered frames arrive complete after the answer."""
     host = odd_port.host
     host.order("attach", ("after", 0))
     pid = host.run("/bin/echo", "one")
@@ -174,7 +174,7 @@ def test_a_guest_saved_in_the_middle_of_a_frame_tells_the_next_host_all(odd_port
     odd_port.is_full()  # no frame is that short
     while host.receive(0.0):
         pass
-    host.reader, host.frames = wire.Reader(), []  # another host, which has seen none of it
+    host.reader, host.frames = wire.Reader(), []  # another host, which has received nothing so far
     number = host.send("attach", ("after", 0))
     odd_port.has_taken_orders()
     odd_port.has_looked()
@@ -203,7 +203,7 @@ def test_writes_that_take_a_part_lose_nothing(odd_port, most_bytes):
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_port_that_refuses_gets_all_once_it_takes_something(odd_port, told):
-    """Also if nobody tells the agent that it does."""
+    """Also if the agent gets no event for it."""
     host = odd_port.host
     host.order("attach", ("after", 0))
     odd_port.refuses_after(1)
@@ -213,7 +213,7 @@ def test_a_port_that_refuses_gets_all_once_it_takes_something(odd_port, told):
         odd_port.has_taken_orders()
         numbers.append(host.send("go"))
     odd_port.has_taken_orders()
-    numbers += [host.send("go") for _ in range(6)]  # the agent leaves them where they are
+    numbers += [host.send("go") for _ in range(6)]  # the agent does not read them
     odd_port.has_looked()
     odd_port.takes_all(told=told)
     since = len(host.frames)
@@ -231,7 +231,7 @@ def test_a_repeated_order_is_answered_again_and_not_done_again(agent):
     first = host.order("run", ("arg", "/bin/echo"), ("arg", "once"))
     again = host.order("run", ("arg", "/bin/echo"), ("arg", "once"), number=host.last_id)
     assert again == first
-    assert host.order("attach", ("after", 9), number=1).kind == "refused"  # older than what is remembered
+    assert host.order("attach", ("after", 9), number=1).kind == "refused"  # older than the agent's buffer
     host.kind("exit")
     host.kind("beat")
     assert len([f for f in host.frames if f.kind == "out"]) == 1
@@ -274,7 +274,7 @@ def test_a_whole_frame_is_found_after_whatever_there_was_before_it(lasting, garb
     host.end.sendall(garbage + cut + order + text.replace(b"\n", b"") + b"\n" + cut + b"\n")
     answer = host.until(lambda f: f.kind == "attached", since=since)
     assert answer.count("id") == host.last_id
-    assert host.reader.skipped == 0  # what the agent writes is always whole
+    assert host.reader.skipped == 0  # the agent always writes whole frames
 
 
 @settings(max_examples=40)
@@ -283,7 +283,7 @@ def test_printed_bytes_come_line_by_line(lasting, lines):
     host = lasting.host
     since = len(host.frames)
     host.order("attach", ("after", 10**9))
-    # the shell prints octal escapes, so that any byte can be asked for in text
+    # the shell prints octal escapes, so that text can request any byte
     script = "".join(f"printf '{''.join(f'{chr(92)}{byte:03o}' for byte in line)}{chr(92)}n'\n" for line in lines)
     answer = host.order("attach", ("after", host.order("attach", ("after", 10**9)).count("seq")))
     pid = host.run("/bin/sh", "-c", script)
@@ -299,7 +299,7 @@ def test_go_reaches_a_program_before_or_after_it_is_ready_and_progress_is_told_o
     for early in (True, False):
         since = len(host.frames)
         host.order("task", ("name", "x"))
-        new = len(host.frames)  # from here on nothing is of the task before
+        new = len(host.frames)  # no later frame belongs to the earlier task
         program = Program(agent.folder)
         if early:
             host.order("go")
@@ -321,7 +321,7 @@ def test_go_reaches_a_program_before_or_after_it_is_ready_and_progress_is_told_o
             0.5,
         ]
         later = host.until(lambda f: f.kind == "beat", since=host.frames.index(beat) + 1)
-        assert (later.count("steps"), later.number("longest_s")) == (3, 0)  # told once
+        assert (later.count("steps"), later.number("longest_s")) == (3, 0)  # reported once
         assert len([f for f in host.frames[since:] if f.kind == "progress"]) == 1
         program.say("done", ("units", 9), ("checksum", "ab"), ("messages", 0), ("compute_s", 1), ("comm_s", 0))
         assert host.kind("done", since=since).text("checksum") == "ab"
@@ -343,7 +343,7 @@ def test_kill_reaches_children_in_sessions_of_their_own(agent):
     assert host.order("kill", ("signal", int(signal.SIGKILL))).kind == "ok"
     end = host.until(lambda f: f.kind == "exit" and f.count("pid") == pid)
     assert end.count("status") == 128 + signal.SIGKILL
-    # whatever held the output is gone, and nothing of it is left below the agent
+    # all processes that held the output are gone, and none of them remains below the agent
     host.kind("beat", since=len(host.frames))
     left = host.run("/bin/ps", "--no-headers", "-o", "args", "--ppid", str(agent.process.pid))
     host.until(lambda f: f.kind == "exit" and f.count("pid") == left)

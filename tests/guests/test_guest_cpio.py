@@ -1,4 +1,4 @@
-"""The archive of the guest's first file system: the same bytes for the same tree, and as cpio itself reads it."""
+"""The archive of the guest's initramfs: the same bytes for the same tree, in the format that cpio reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = st.lists(st.text("abc.-", min_size=1, max_size=9).filter(lambda n: n not
 
 
 def _unpack(data: bytes) -> dict[str, tuple[int, bytes]]:
-    """Read an archive as the format's description has it."""
+    """Read an archive according to the description of the format."""
     found, at = {}, 0
     while True:
         assert data[at : at + 6] == b"070701"

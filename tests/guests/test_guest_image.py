@@ -1,4 +1,4 @@
-"""The image: its key follows its ingredients, its bytes follow its key, and it boots and works under emulation."""
+"""The image: its inputs determine its key, its key determines its bytes, and it boots and works under emulation."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_guest_boots_and_works(image, short_path):
 @pytest.mark.slow
 @pytest.mark.skipif(missing(QEMU), reason=NEEDS_QEMU)
 def test_a_guest_boots_although_no_tick_of_its_timer_comes_in_time(image, short_path):
-    """On a busy machine an emulated guest may see none while its kernel would look for them; here there are none."""
+    """On a busy machine an emulated guest may miss the ticks that its kernel checks for; here there are no ticks."""
     machine = Machine(image, short_path, "g", image.floor_mib, machine="pc,pit=off,hpet=off")
     with contextlib.closing(machine):
         machine.attach()

@@ -28,11 +28,11 @@ PEER = struct.Struct("3i")
 
 
 class SilenceError(Exception):
-    """The other end is gone and said nothing."""
+    """The other end has closed the connection without a message."""
 
 
 class Side:
-    """The agent's side of one program."""
+    """The agent's end of one program's channel."""
 
     def __init__(self, folder: Path, one, available_mib: int = 0, **changes) -> None:
         folder.mkdir()
@@ -51,7 +51,7 @@ class Side:
         self.end: socket.socket | None = None
 
     def last_words(self) -> wire.Frame | None:
-        """Return what a program that has ended said last, None if it was ended without a word."""
+        """Return the last message of a program that has ended, None if there was none."""
         try:
             return self.hear()
         except SilenceError:
@@ -90,14 +90,14 @@ def _alone(programs, folder, one, program="eatcpu") -> wire.Frame:
     side.close()
     units, steps, longest_ns, compute_ns, comm_ns = struct.unpack("<5Q", (folder / "progress").read_bytes())
     assert (units, steps) == (one.work_units, one.iterations)
-    assert longest_ns == 0  # `done` has taken it
+    assert longest_ns == 0  # `done` has reported and reset it
     assert compute_ns / 1e9 == pytest.approx(done.number("compute_s"), abs=2e-6)
     assert comm_ns == 0
     return done
 
 
 def _check_steps(done: wire.Frame, one) -> None:
-    """What is told of iterations is what the Python twin tells: as many, and a longest one that can be among them."""
+    """Reports of iterations agree with the Python twin: the same number, and a plausible longest iteration."""
     whole_s = done.number("compute_s") + done.number("comm_s")
     assert done.count("steps") == one.iterations
     assert whole_s / one.iterations - 2e-6 <= done.number("longest_s") <= whole_s + 2e-6
@@ -115,7 +115,7 @@ def test_a_guest_with_a_pace_takes_its_time(programs, short_path):
     one = task(work_units=20, units_per_iteration=1, pace_ns=50_000_000)
     begin_s = time.monotonic()
     _alone(programs, short_path / "a", one, "eatcpu")
-    assert time.monotonic() - begin_s >= 0.95  # the rest after the last iteration is part of its time, but for rounding
+    assert time.monotonic() - begin_s >= 0.95  # the rest after the last iteration is part of its time, up to rounding
 
 
 @pytest.mark.parametrize("profile", ["", "2", "1,0.5", "1,0.5@0.5,1@0.4", "1,0@0.5", "1x", "1,0.5@1"])
@@ -148,7 +148,7 @@ def _together(programs, folder, tasks, **second) -> list[Side]:
         argv += [":"] if number else []
         argv += ["-n", "1", *(word for pair in side.environment.items() for word in ("-env", *pair))]
         argv += [str(programs / "patterns")]
-    # MPI says at length why it was told to abort
+    # MPI prints a long reason for the abort
     sides[0].process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for side in sides:
         side.go()
@@ -182,11 +182,11 @@ def test_a_message_that_is_not_what_was_sent_is_an_error(programs, short_path):
     sides = _together(programs, short_path, tasks, seed=12)
     assert sides[0].process.wait(HANG_S) != 0
     for path in set().union(*(side.segments for side in sides)):
-        path.unlink(missing_ok=True)  # a rank that aborts leaves its shared memory
+        path.unlink(missing_ok=True)  # a rank that aborts does not remove its shared memory
     said = [side.last_words() for side in sides]
     for side in sides:
         side.close()
-    told = [frame for frame in said if frame is not None]  # who finds it first ends both
+    told = [frame for frame in said if frame is not None]  # the rank that detects it first ends both
     assert told
     for frame in told:
         assert frame.kind == "error"
@@ -268,7 +268,7 @@ def test_calibration_prints_the_rate_at_which_tasks_are_done(programs, short_pat
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
     side.close()
-    # both are of CPU time: what else the machine does changes little
+    # both are CPU times, which other load on the machine hardly changes
     ratio = rate / (one.work_units / (usage.ru_utime + usage.ru_stime))
     assert 0.25 < ratio < 4
     accuracy.check("calibrated rate over that of a task", ratio, 0.75, 1.33, window)

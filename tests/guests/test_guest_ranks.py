@@ -1,4 +1,4 @@
-"""Ranks that guest agents start: two guests as processes of this machine, the process manager the host."""
+"""Ranks that guest agents start: two guests are processes of this machine, the host is the process manager."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from node_agent.drivers.procs.environment import BIN
 from node_agent.guests import wire
 from node_agent.programs.segments import segments_of
 
-# says each of its arguments to its process manager, and prints what that answers; then waits for its end
+# sends each of its arguments to its process manager, prints the answers, and then waits to be ended
 RANK = """
 echo "$PMI_RANK of $PMI_SIZE"
 for line; do
@@ -47,7 +47,7 @@ def guests(programs: Path, short_path: Path):
 
 
 def started(programs: Path, guests: list[AgentAlone], **changes: object) -> tuple[list, Ranks]:
-    """Start a job of two, at work; return its tasks."""
+    """Start a job of two working ranks; return its tasks."""
     tasks = [task(name="patterns", rank=rank, ranks=2, **changes) for rank in range(2)]
     for agent, one in zip(guests, tasks, strict=True):
         agent.host.order("task", *asdict(one).items())
@@ -74,11 +74,11 @@ def test_ranks_compute_what_their_twins_do_and_leave_mpi(programs: Path, guests:
         since = len(agent.host.frames)
         agent.host.order("attach", ("after", 0))
         agent.host.kind("exit", since=since)
-        assert not pmi_frames(agent.host, since), "what was answered is told nobody any more"
+        assert not pmi_frames(agent.host, since), "answered requests are not sent again"
 
 
 def waits_s(host: Host, least_s: float) -> list[float]:
-    """Return the waits in the first beat in which they are that long."""
+    """Return the waits in the first beat in which they reach a length."""
 
     def told(frame: wire.Frame) -> list[float]:
         return list(map(float, frame.text("waits_s").split(","))) if "waits_s" in frame.fields else []
@@ -92,7 +92,7 @@ def test_beats_tell_for_whom_a_rank_waits(programs: Path, guests: list[AgentAlon
     started(programs, guests, topology="ring", imbalance="1/i", work_units=10**12, units_per_iteration=1000)
     found_s = waits_s(host, 0.1)
     assert len(found_s) == 2
-    assert found_s[1] == 0, "nobody waits for itself"
+    assert found_s[1] == 0, "no rank waits for itself"
     assert waits_s(host, 2 * found_s[0])[0] > found_s[0]
     assert waits_s(guests[0].host, -1)[0] == 0
     assert not any("waits_s" in frame.fields for frame in host.frames if frame.kind in ("hello", "ready", "pmi"))
@@ -113,7 +113,7 @@ def test_a_new_task_begins_without_waits(programs: Path, guests: list[AgentAlone
 
 
 def test_a_rank_that_waits_in_a_barrier_is_served_on_by_its_next_host(programs: Path, guests: list[AgentAlone]) -> None:
-    """As when its virtual machine is saved there, and comes to another node."""
+    """As when its virtual machine is saved, and restored on another node."""
     _, ranks = started(programs, guests)
 
     def waiting() -> bool:
@@ -121,8 +121,8 @@ def test_a_rank_that_waits_in_a_barrier_is_served_on_by_its_next_host(programs: 
         return ranks.barriers.missing == (1,)
 
     other = ranks.hosts[1]
-    held = list(ranks.lines[1])  # up to the start's barrier; the line of the end's may be there already
-    # the second rank is left alone with its last line, which is in the barrier of MPI's end
+    held = list(ranks.lines[1])  # up to the barrier of the start; that of the end may have arrived already
+    # only the second rank remains, in the barrier of MPI's finalization
     ranks.hosts = ranks.hosts[:1]
     wait_until(waiting, "the first rank in its barrier")
     line = other.until(lambda f: f.kind == "pmi" and f not in held and f.text("line") == "cmd=barrier_in")
@@ -152,11 +152,11 @@ def test_a_rank_that_dies_is_told_and_its_end_closed(programs: Path, guests: lis
     answer = host.order(
         "rank", ("rank", 0), ("ranks", 2), ("state", "x"), ("arg", "/bin/sh"), ("arg", "-c"), ("arg", "exit 3")
     )
-    assert answer.kind == "ok", "there is room for another rank"
+    assert answer.kind == "ok", "another rank can start"
     host.until(lambda f: f.kind == "exit" and f.count("status") == 3)
     guests[1].host.order("kill", ("signal", 9))
     guests[1].host.kind("exit")
-    for path in segments:  # those in a guest's memory are gone with it
+    for path in segments:  # in a real guest, its memory and so its segments would be gone
         path.unlink(missing_ok=True)
 
 
@@ -224,7 +224,7 @@ class TestOneRank:
     def test_orders_that_make_no_sense_are_refused(self, host: Host, kind: str, fields: dict[str, object]) -> None:
         assert host.order(kind, *fields.items()).kind == "refused"
         self.start(host)
-        assert host.kind("exit").count("status") == 0, "and leave room for a rank"
+        assert host.kind("exit").count("status") == 0, "refused orders do not block a later rank"
 
     def test_a_second_rank_is_refused(self, host: Host) -> None:
         self.start(host, "one\\n")

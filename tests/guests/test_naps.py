@@ -1,4 +1,4 @@
-"""Naps of waiting ranks: messages are found soon, and looking for them costs little."""
+"""Sleeps of waiting ranks: messages are found soon, and polling for them costs little."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def slept_s(count: int) -> list[float]:
 def test_a_message_is_found_soon_after_it_came(came_s: float) -> None:
     found_s = next(at_s for at_s in itertools.accumulate(slept_s(COUNT)) if at_s >= came_s)
     late_frac = (found_s - came_s) / max(came_s, 0.02)
-    assert late_frac <= 0.05 + 1e-9  # at most a millisecond of 20, and 5 % of more
+    assert late_frac <= 0.05 + 1e-9  # at most a millisecond of 20, and 5 % of longer waits
     assert found_s <= came_s + LONGEST_S + 1e-12
 
 
 def test_a_long_wait_takes_few_looks() -> None:
     looks = next(number for number, at_s in enumerate(itertools.accumulate(slept_s(COUNT)), 1) if at_s >= 2.0)
-    assert looks < 200  # with naps of at most a millisecond, 2000
+    assert looks < 200  # sleeps of at most a millisecond would need 2000
 
 
 def test_who_is_ordered_about_may_ask_for_shorter_naps() -> None:

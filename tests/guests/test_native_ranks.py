@@ -1,4 +1,4 @@
-"""The guest image's programs as ranks on this machine, without the image: from its programs' sources and libraries."""
+"""The guest image's programs as ranks on this machine, without the image: built from their sources and libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATTERNS = ProgramSpec(name="patterns", work_units=ENDLESS_UNITS, units_per_iter
 
 @pytest.fixture(scope="module")
 def root(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the guest image has it when it is unpacked."""
+    """A folder with the layout of the unpacked guest image."""
     folder = tmp_path_factory.mktemp("root")
     for name in ("lib64", "usr/lib", "bin"):
         (folder / name).mkdir(parents=True)

@@ -22,7 +22,7 @@ REQUIREMENTS = [
 ]
 LOCKED = [Requirement(line) for line in FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
 PYTHONS = ("3.11.7", "3.12.4", "3.13.1")
-UNLOCKED = {"libvirt-python"}  # compiled where it is installed, against the libvirt that is there
+UNLOCKED = {"libvirt-python"}  # compiled at installation, against the local libvirt
 
 
 def locked(name: str, python: str) -> list[Requirement]:

@@ -1,4 +1,4 @@
-"""What a command imports does not depend on the folder that it is started in."""
+"""The imports of a command do not depend on the folder in which it is started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ seeds = [1, 2]
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Return a folder in which every import of ours, if it is looked for there, ends the process."""
+    """Return a folder whose copies of our modules end the process if they are imported."""
     folder = tmp_path / "clone"
     for name in ("testbed", "node_agent", "pytest", "compileall"):
         (folder / name).mkdir(parents=True)
@@ -54,7 +54,7 @@ def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def careless() -> dict[str, str]:
-    """Return an environment without what may protect this session."""
+    """Return an environment without variables that may protect this session."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
 
 
@@ -65,7 +65,7 @@ def test_the_folder_of_these_tests_would_be_imported_without_care(clone: Path) -
 
 
 def test_checks_are_those_of_the_installed_package(clone: Path) -> None:
-    done = command("check", "--list", "--lab", "quickstart", cwd=clone)
+    done = command("check", "--list", "quickstart", cwd=clone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_memory.py::test_memory_is_intact_over_save_and_restore[node-a]" in done.stdout
 
@@ -76,7 +76,7 @@ def test_own_checks_beside_a_clone_use_the_installed_package(clone: Path) -> Non
         "from helper_of_checks import SAID\nimport testbed.errors, node_agent.claims\n"
         "def test_own(lab):\n    assert SAID == 'helped'\n"
     )
-    done = command("check", "--list", "--lab", "quickstart", "test_own.py", cwd=clone)
+    done = command("check", "--list", "quickstart", "test_own.py", cwd=clone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_own.py::test_own" in done.stdout
 
@@ -103,7 +103,7 @@ def test_a_module_gets_its_arguments_and_an_interpreter() -> None:
 
 
 def test_no_other_place_starts_a_module() -> None:
-    """Find words of a command line "-m", "MODULE": only `module_argv` may write them, and what is not our Python."""
+    """Find words "-m", "MODULE" of command lines: only `module_argv` may build them, except for other programs."""
     found = []
     for package in PACKAGES:
         folder = Path(str(package.__file__)).parent

@@ -1,4 +1,4 @@
-"""Scenarios and campaigns by name: in Python, and as a user of an empty folder meets them."""
+"""Scenarios and campaigns by name: in Python, and for a user in an empty folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_the_packaged_files_are_those_of_the_project() -> None:
-    """There is one copy, and a wheel that is installed holds the same files."""
+    """There is one copy, and an installed wheel has the same files."""
     assert set(packaged_scenarios()) == NAMES
     project = {path.relative_to(ROOT / "scenarios"): path.read_bytes() for path in (ROOT / "scenarios").rglob("*.*")}
     packaged = {path.relative_to(packaged_folder()): path.read_bytes() for path in packaged_folder().rglob("*.*")}
@@ -118,7 +118,7 @@ def test_the_lists_name_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["run"], ["calibrate", "--dry-run"], ["check", "--lab"], ["lab", "up"]],
+    [["run"], ["calibrate", "--dry-run"], ["check"], ["lab", "up"]],
     ids=" ".join,
 )
 def test_every_command_that_takes_a_scenario_takes_its_name(words: list[str], tmp_path: Path) -> None:

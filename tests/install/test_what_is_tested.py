@@ -29,12 +29,12 @@ def test_the_packages_are_those_of_the_wheel_if_scripts_test_runs_the_tests() ->
     if os.environ.get("DFRS_TEST_WHEEL") == "1":
         assert IMPORTED == SITE
     else:
-        assert IMPORTED in {ROOT, SITE}, "neither this checkout nor what is installed"
+        assert IMPORTED in {ROOT, SITE}, "neither this checkout nor the installed package"
 
 
 def test_processes_that_are_started_in_the_checkout_import_the_same_packages() -> None:
     environment = dict(os.environ)
-    if os.environ.get("DFRS_TEST_WHEEL") != "1":  # an editable installation: the checkout is what is tested
+    if os.environ.get("DFRS_TEST_WHEEL") != "1":  # an editable installation: the tests use the checkout
         environment["PYTHONSAFEPATH"] = "1"
     done = subprocess.run(
         [sys.executable, "-c", ASK],
@@ -49,5 +49,5 @@ def test_processes_that_are_started_in_the_checkout_import_the_same_packages() -
 
 
 def test_what_is_installed_is_what_the_checkout_holds() -> None:
-    """A wheel of yesterday would pass yesterday's tests."""
+    """A stale wheel would pass the tests of its time."""
     assert python_files(IMPORTED) == python_files(ROOT)

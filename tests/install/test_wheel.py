@@ -1,4 +1,4 @@
-"""The wheel of this checkout in a virtual environment of its own, and the commands of every page with it.
+"""The wheel of this checkout in a separate virtual environment, and the commands of every page with it.
 
 Commands run in an unpacked source distribution, as in a clone. Those that need minutes, or more than this machine, run
 with --long: the environment variable DFRS_PAGES names their kinds (`support.docs.pages.KINDS`), by default `long`.
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 EXTRAS = "campaign,check,dashboard,influx,query,report,secure,simulate"  # without those that need libvirt's headers
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 LANE = tuple(os.environ.get("DFRS_PAGES", "long").split())
-MOST_S = 12 * 3600.0  # of a page with live campaigns; the lane's own limit comes first
+MOST_S = 12 * 3600.0  # for a page with live campaigns; the lane's own limit is shorter
 RUN = "2026-11-21T10-29-37-quickstart"  # the run of docs/queries.md
 
 
@@ -59,7 +59,7 @@ class Installed:
         assert says in done.stdout + done.stderr, told
 
     def run(self, folder: str) -> Path:
-        """Return the directory of a short run, made when it is first asked for."""
+        """Return the directory of a short run, which is made at the first call."""
         if folder not in self.runs:
             done = self.shell("testbed run short.toml --out runs", folder)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -69,7 +69,7 @@ class Installed:
 
 
 def shell(command: str, folder: Path, venv: Path | None, within_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user's shell does: nothing says where modules are but the environment that is active."""
+    """Run a command as a user's shell does: only the active environment determines the path of modules."""
     ours = ("PYTHON", "VIRTUAL_ENV", "TESTBED_", "DFRS_TEST_WHEEL")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     path = [each for each in environment["PATH"].split(os.pathsep) if each != str(Path(sys.executable).parent)]
@@ -157,7 +157,7 @@ def test_what_runs_in_the_clone_is_what_is_installed(installed: Installed) -> No
 
 
 def test_the_help_is_quick(installed: Installed) -> None:
-    """Less than 0.3 s of CPU time in the best of five: a busy machine must not decide."""
+    """Less than 0.3 s of CPU time in the best of five runs, so that a busy machine does not matter."""
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -173,7 +173,7 @@ def test_packaged_files_are_found(installed: Installed, folder: str) -> None:
         "testbed run --list": "quickstart",
         "testbed campaign --list": "your-hardware",
         "testbed run quickstart --dry-run": "12 jobs",
-        "testbed check --list --lab quickstart": "test_memory.py::",
+        "testbed check --list quickstart": "test_memory.py::",
         "testbed calibrate quickstart --quick --dry-run": "trials, about",
     }.items():
         installed.check(command, folder, word)
@@ -199,7 +199,7 @@ class TestBroken(TestOwn):
 
 
 def test_authors_of_drivers_inherit_the_suite_from_the_wheel(installed: Installed) -> None:
-    """Outside of any project of ours; failed assertions show their values, as those of test modules do."""
+    """Outside of our project, failed assertions show their values, as in test modules."""
     (installed.folders["empty"] / "test_own.py").write_text(DRIVER_TEST)
     done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py::TestOwn", "empty")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -287,11 +287,14 @@ def test_what_others_execute_is_executed_by_them(block: Block) -> None:
     commands = re.sub(r"\s+#.*$", "", block.text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
     lanes = (ROOT / ".ci/blocks.toml").read_text(encoding="utf-8")
     names = {each["name"] for each in tomllib.loads(lanes)["block"]}
-    for words in (line.split() for line in commands):
-        if block.kind == "playbook":
-            if "ansible-playbook" in words:
-                assert "site.yml" in (ROOT / "tests/ansible/test_playbook.py").read_text(encoding="utf-8")
-        elif block.kind == "ci":
+    played = (ROOT / "tests/ansible/test_playbook.py").read_text(encoding="utf-8")
+    if block.kind == "playbook":
+        playbooks = re.findall(r"ansible-playbook (\S+)", block.text)
+        assert playbooks
+        assert [name for name in playbooks if f'play(lab[0], "{name}"' not in played] == []
+        return
+    for words in (line.split() for line in commands if line.strip()):
+        if block.kind == "ci":
             assert " ".join(words) in (ROOT / ".ci/run").read_text(encoding="utf-8")
         elif words[0] == ".ci/long":
             assert {word for word in words[1:] if not word.startswith("--")} <= names

@@ -1,4 +1,4 @@
-"""The blocking twins: every public method of the original, in a loop of another thread."""
+"""The blocking twins: every public method of the original, in an event loop of another thread."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_lab_opens_where_a_loop_runs_already(lab: BlockingLab) -> None:
 
 
 class Counter:
-    """Does things in the loop."""
+    """An object with coroutines."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()

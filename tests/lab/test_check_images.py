@@ -1,4 +1,4 @@
-"""Nodes of one lab must take back what others of them have saved."""
+"""The nodes of a lab must be able to restore each other's images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def facts(*capabilities: str, driver: str = "of-a-plug-in") -> NodeFacts:
         {"a": facts("save", "save:criu"), "b": facts("save", "save:criu")},
         {"a": facts("save", "save:qemu", "whole", "live"), "b": facts("save", "save:qemu", "whole")},
         {"a": facts(), "b": facts()},
-        # agents of earlier releases told the kind of their images only where there was a choice
+        # agents of earlier releases reported the kind of their images only if there was a choice
         {"a": facts("save", driver="process"), "b": facts("save", "save:program")},
         {"a": facts("save", "whole", driver="libvirt"), "b": facts("save", "save:qemu", "whole")},
         {"a": facts("save", "whole", driver="xen"), "b": facts("save", "save:xen", "whole")},

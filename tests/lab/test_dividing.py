@@ -1,4 +1,4 @@
-"""Guests that divide a yield: which commands a new yield is made of, and what else their runs need."""
+"""Guests that divide a yield: the commands for a new yield, and further requirements of their runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GREEDY = "GreedyPM */OPT=MIN"
 
 
 class Recorded:
-    """Nodes that set every cap, and keep the commands in order."""
+    """Nodes that set every cap, and record the commands in order."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, AnyAction]] = []

@@ -20,7 +20,7 @@ from testbed.lab import fences
 from testbed.lab.fences import NEVER_S, Clearance, FenceBook
 
 EXAMPLES = int(os.environ.get("DFRS_PROTOCOL_EXAMPLES", "500"))
-MOST_EXAMPLES = 20_000  # until a defect must have been found
+MOST_EXAMPLES = 20_000  # a defect must be found by then
 _EVENTS = (
     "start", "restore", "save", "migrate", "guest arrives", "renew", "late renewal", "node is declared lost",
     "node returns", "node is cut off", "node reboots", "controller crashes", "controller resumes", "agent crashes",
@@ -40,10 +40,10 @@ def play(examples: int, **more: object) -> None:
 
 def test_no_task_ever_runs_twice() -> None:
     TOTALS.clear()
-    while TOTALS["examples"] < EXAMPLES:  # in parts, as the memory of a search grows with its examples
+    while TOTALS["examples"] < EXAMPLES:  # in several searches, because the memory of a search grows with its examples
         play(min(EXAMPLES, 1000))
     print("\n".join(f"{count:9} {what}" for what, count in sorted(TOTALS.items())))  # noqa: T201  # of the long lane
-    assert [what for what in _EVENTS if not TOTALS[what]] == [], "the schedules have none of these"
+    assert [what for what in _EVENTS if not TOTALS[what]] == [], "these events never occurred in the schedules"
 
 
 def renewals_by_duration(patch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from testbed.errors import UserError
 from testbed.lab.lease import LeaseTakenError, hold_lease
 from testbed.lab.virtual_time import run_in_virtual_time
 
-TTL_S = 900.0  # virtual; a retained record is judged by the wall clock, which must not get so far
+TTL_S = 900.0  # virtual seconds; the wall clock judges a retained record, and must not reach this
 
 
 class Lab:
-    """A hub, and what agents of the lab `t` make of its lease."""
+    """A hub, and the lease of the lab `t` as its agents see it."""
 
     def __init__(self) -> None:
         self.hub = MemoryHub()
@@ -69,7 +69,7 @@ def test_a_lab_is_held_as_long_as_it_is_driven_and_then_free() -> None:
 
 
 class FullOutbox(Outbox):
-    """One that has no room while it is `full`."""
+    """A bus that accepts no messages while it is `full`."""
 
     full = False
 
@@ -85,7 +85,7 @@ def test_a_renewal_for_which_the_outbox_is_full_is_made_later(caplog: pytest.Log
         async with lab.hub.client("agent") as bus, lab.hub.client("one") as own:
             await lab.follow(bus)
             own._outbox = outbox
-            own.lose()  # its sender is to take from the other outbox
+            own.lose()  # so that its sender takes messages from the other outbox
             lab.hub.resume("one")
             async with hold_lease(own, "t", "one", TTL_S, party="one"):
                 for _ in range(5):
@@ -110,7 +110,7 @@ def test_a_broker_that_forgets_the_lease_is_told_again_at_the_next_connection() 
             lab.hub.resume("one")
             begin_s = asyncio.get_running_loop().time()
             await until(lambda: topics.lease_topic("t") in lab.hub.retained)
-            assert asyncio.get_running_loop().time() - begin_s < TTL_S / 10, "virtual: later than a renewal would be"
+            assert asyncio.get_running_loop().time() - begin_s < TTL_S / 10, "virtual time: earlier than a renewal"
         ends.set()
         await driving
 
@@ -160,7 +160,7 @@ def test_a_lab_that_is_taken_ends_the_run_that_drove_it() -> None:
             with pytest.raises(LeaseTakenError, match=r"lab 't' was taken by two \(.*@"):
                 await loser
             await asyncio.sleep(5 * TTL_S)
-            assert lab.guard.allows("two"), "nothing that the loser does on its way out ends it"
+            assert lab.guard.allows("two"), "the loser's clean-up does not end the lease"
             second.set()
             await winner
             assert lab.retained().released
@@ -182,7 +182,7 @@ def test_an_agent_that_comes_between_an_end_by_force_and_the_next_lease_follows_
 
             async def join(topic: str, payload: bytes) -> None:
                 if not joined.done():
-                    joined.set_result(None)  # hears the retained record of the first, then whatever comes
+                    joined.set_result(None)  # receives the retained record of the first, then all others
                     late.hear(topics.lease_topic("t"), lab.hub.retained[topics.lease_topic("t")].payload)
                     await bus.subscribe(topics.lease_topic("t"), hear)
                     await bus.subscribe(topics.release_topic("t", topics.ANY), hear)
@@ -211,7 +211,7 @@ def test_the_lease_of_a_controller_that_died_can_be_taken_once_it_has_run_out() 
             lab.hub.drop("one")
             await asyncio.sleep(TTL_S)
             assert lab.guard.run_out()
-            lab.hub.retained.clear()  # its time is over by the wall clock, too, which stands still here
+            lab.hub.retained.clear()  # the record would expire by the wall clock, which stands still here
             second = asyncio.Event()
             next_one = asyncio.create_task(lab.drive("two", second))
             await until(lambda: lab.guard.allows("two"))

@@ -1,4 +1,4 @@
-"""Silence is not death: which nodes are suspect or lost, for any order of what a controller may notice."""
+"""Silence is not death: which nodes are suspect or lost, for any order of a controller's observations."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from testbed.lab.liveness import (
 )
 
 RULE = Rule(silence_s=6.0, lost_after_s=60.0, lost_together_after_s=150.0, stall_s=3.0)
-STEP_S = 1.5  # between two looks at the clock
+STEP_S = 1.5  # between two readings of the clock
 ONLINE, SUSPECT, LOST = Standing.ONLINE, Standing.SUSPECT, Standing.LOST
 
 
 class Watch:
-    """A lab of nodes, all announced, and what was said of them so far."""
+    """A lab of nodes, all announced, and the verdicts about them so far."""
 
     def __init__(self, nodes: int) -> None:
         self.lab: LabLife = at_first(nodes, 0.0)
@@ -46,7 +46,7 @@ class Watch:
         return new
 
     def pass_s(self, seconds: float, *speaking: int) -> None:
-        """Let time pass in which these nodes, and no others, are heard."""
+        """Let time pass in which records of these nodes, and of no others, arrive."""
         for _ in range(round(seconds / STEP_S)):
             self.notice(Passed(self.lab.at_s + STEP_S), *(Heard(node) for node in speaking))
 
@@ -118,7 +118,7 @@ def test_an_agent_that_vanished_is_suspect_at_once_and_back_with_its_announcemen
     watch = Watch(2)
     (change,) = watch.notice(Vanished(0))
     assert (change.before, change.after, change.restarted) == (ONLINE, SUSPECT, False)
-    watch.notice(Heard(0))  # a record that was on its way
+    watch.notice(Heard(0))  # a record that was in transit
     assert watch.standing == [SUSPECT, ONLINE]
     (change,) = watch.notice(Announced(0, "boot 0"))
     assert (change.before, change.after, change.restarted) == (SUSPECT, ONLINE, False)
@@ -161,7 +161,7 @@ NODES = 3
 node = st.integers(0, NODES - 1)
 anything = st.lists(
     st.one_of(
-        st.floats(0.1, 30.0),  # seconds until the next look at the clock
+        st.floats(0.1, 30.0),  # seconds until the next reading of the clock
         st.builds(BusLost),
         st.builds(BusBack),
         st.builds(Heard, node),
@@ -176,7 +176,7 @@ anything = st.lists(
 @given(anything)
 def test_a_node_is_lost_only_after_a_silence_that_could_have_been_heard(story):
     lab = at_first(NODES, 0.0)
-    audible_s = [0.0] * NODES  # upper bound of the silence that each node can be blamed for
+    audible_s = [0.0] * NODES  # upper bound of the silence that can be attributed to each node
     on_bus = True
     for what in story:
         event = Passed(lab.at_s + what) if isinstance(what, float) else what

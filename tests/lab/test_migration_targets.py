@@ -1,4 +1,4 @@
-"""Where guests migrate live to is the controller's own knowledge: whatever nodes say of it changes nothing."""
+"""The controller alone determines the targets of live migrations; reports of nodes do not change them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_status_cannot_say_where_guests_migrate_to() -> None:
 
 def test_a_node_that_calls_itself_a_rehearsed_one_is_sent_to_nowhere() -> None:
     targets = migration_targets(several(), {"n1": facts(driver="null"), "n2": facts()})
-    assert targets[0].uri == "null://n1/system"  # which no libvirt takes: tests/agent/test_virt_migration.py
+    assert targets[0].uri == "null://n1/system"  # no libvirt accepts this: tests/agent/test_virt_migration.py
 
 
 def test_nodes_that_cannot_are_left_out_and_one_without_a_place_is_named() -> None:

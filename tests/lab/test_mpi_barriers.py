@@ -19,8 +19,8 @@ from testbed.scheduling.workload.jobs import Job
 
 LIAR = "node-1"
 PARALLEL = {"2", "4"}  # jobs with a rank on each node
-Tell = Callable[[str, dict[str, object]], None]  # of which guest, and what
-Lie = Callable[[Tell, MpiJoin, int], None]  # with the rank that the liar has
+Tell = Callable[[str, dict[str, object]], None]  # the guest, and the report about it
+Lie = Callable[[Tell, MpiJoin, int], None]  # the last argument is the liar's own rank
 
 
 def others(rank: int) -> int:
@@ -28,7 +28,7 @@ def others(rank: int) -> int:
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, lie: Lie, *, before: bool, joins: bool) -> list[AnyAction]:
-    """Let an agent tell lies when it is to start a rank; return all commands about ranks that any agent gets."""
+    """Let an agent send lies when it is to start a rank; return all commands about ranks to any agent."""
     perform = Agent.perform
     heard: list[AnyAction] = []
 
@@ -61,7 +61,7 @@ def says(**detail: object) -> Lie:
 
 
 def puts(key: str, value: str) -> Lie:
-    """Return a lie with one key, in which RANK is the liar's own and OTHER another."""
+    """Return a lie with one key, in which RANK is the liar's own rank and OTHER another one."""
 
     def lie(tell: Tell, join: MpiJoin, rank: int) -> None:
         name = key.replace("RANK", str(rank)).replace("OTHER", str(others(rank)))
@@ -71,7 +71,7 @@ def puts(key: str, value: str) -> Lie:
 
 
 def suspected(journal: list[dict[str, object]]) -> set[tuple[str, str]]:
-    """Return whom the controller saw at what."""
+    """Return the acts that the controller has detected, by party."""
     return {(act["node"], act["kind"]) for entry in journal if entry["kind"] == "suspicious" for act in entry["acts"]}
 
 
@@ -140,7 +140,7 @@ def test_a_barrier_that_is_told_again_and_again_is_answered_a_few_times(
         assert f"-j{job}-" in text, "the name of a guest has its job"
         assert f"again: expected at most {MOST_REPEATS} times" in text
     assert set(result.summary["failure_codes"].values()) == {"guest-failed"}
-    assert result.summary["done"] == result.summary["jobs"] - len(PARALLEL), "the run goes on to its end"
+    assert result.summary["done"] == result.summary["jobs"] - len(PARALLEL), "the run continues to its end"
     for guest in {action.guest for action in heard if isinstance(action, MpiPass)}:
         passes = [action for action in heard if isinstance(action, MpiPass) and action.guest == guest]
         assert len(passes) <= 1 + MOST_REPEATS

@@ -1,4 +1,4 @@
-"""Barriers of MPI jobs at the controller: who is told that a rank may pass, and who is blamed."""
+"""Barriers of MPI jobs at the controller: the ranks that may pass, and the nodes at fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = GuestSpec(
 
 
 class World:
-    """A fleet that answers each pass as it is told, and a job whose ranks are on nodes 0, 1 and so on."""
+    """A fleet that answers each pass as the test says, and a job whose ranks are on nodes 0, 1 and so on."""
 
     def __init__(self, ranks: int = 2) -> None:
         specs = tuple(msgspec.structs.replace(SPEC, guest=f"dfrs-x-j1-t{task}", task=task) for task in range(ranks))
@@ -146,7 +146,7 @@ def test_a_rank_that_migrates_is_let_pass_at_both_ends() -> None:
         world.live.state.migrating_to = (0, 2)
         world.live.state.been.add((2, 1))
         world.enters(session, 1, node=2)
-        world.enters(session, 1, node=1)  # its source said so before, and was heard late
+        world.enters(session, 1, node=1)  # a late report of its source
         world.enters(session, 0)
         assert await world.passed() == [(0, "dfrs-x-j1-t0"), (1, "dfrs-x-j1-t1"), (2, "dfrs-x-j1-t1")]
 
@@ -166,7 +166,7 @@ def test_a_rank_that_has_migrated_is_let_pass_where_it_is() -> None:
 
 
 def taken_over(world: World) -> MpiSession:
-    """The session of the job after a loss of its controller: its name is what the ranks say."""
+    """The session of the job after a loss of its controller; its name comes from the ranks' reports."""
     world.exchange.take_over(world.live)
     session, _ = world.exchange._by_guest[world.live.specs[0].guest]
     return MpiSession(session.live, "begun-before", session.barriers, session.failure)
@@ -176,7 +176,7 @@ def taken_over(world: World) -> MpiSession:
 def test_a_rank_passes_the_barrier_that_only_its_partner_was_let_pass_before_the_controller_was_lost(
     end_first: bool,
 ) -> None:
-    """The partner ends; whether its end or the barrier is heard first is a matter of chance."""
+    """The partner ends; the report of its end and that of the barrier may arrive in any order."""
 
     async def act(world: World, _session: MpiSession) -> None:
         session = taken_over(world)
@@ -233,7 +233,7 @@ def test_a_node_that_tells_of_a_rank_that_it_never_had_is_suspect() -> None:
     async def act(world: World, session: MpiSession) -> None:
         world.enters(session, 0, node=1)
         assert world.suspects == [(1, ActKind.FOREIGN_GUEST)]
-        world.live.state.been.add((1, 0))  # it had the rank before that migrated: this is only late
+        world.live.state.been.add((1, 0))  # the rank was there before it migrated, so the report is only late
         world.enters(session, 0, node=1)
         assert world.suspects == [(1, ActKind.FOREIGN_GUEST)]
         world.enters(session, 1)

@@ -1,4 +1,4 @@
-"""What a node says of itself: refused by a line that names node, key and value before anything is sized by it."""
+"""A node's facts about itself: wrong ones are refused before their use, with a line that names node, key and value."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BAD = [
     ({"image_port": 70_000}, "image_port = 70000: expected a port"),
     ({"address": ""}, "address = '': expected a host name or IP address"),
     ({"address": "h; rm -rf /"}, "address = 'h; rm -rf /'"),
-    ({"address": "0.0.0.0"}, r"address = '0\.0\.0\.0': expected a host name or IP address"),  # noqa: S104  # refused
+    ({"address": "0.0.0.0"}, r"address = '0\.0\.0\.0': expected a host name or IP address"),  # noqa: S104  # must be refused
     ({"address": "::"}, "address = '::'"),
     ({"address": "224.0.0.1"}, "address = "),
     ({"address": "::ffff:239.1.1.1"}, "address = "),
@@ -223,7 +223,7 @@ def test_a_node_that_changes_its_size_is_taken_for_gone_until_it_is_right_again(
 
 
 def test_memory_too_small_for_a_guest_is_told_with_its_cause() -> None:
-    """A served lab has no jobs yet: the key of its scenario is at fault."""
+    """A served lab has no jobs yet, so the error names the key of its scenario."""
     policy = parse("XGE", 600.0)
     served = scenario(serve={"least_mem_frac": 0.05})
     stand_in = list(served_representatives(served.serve, 2).values())

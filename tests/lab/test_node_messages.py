@@ -1,4 +1,4 @@
-"""What nodes say is checked before it is journalled: size, form, quotas; suspicious acts are counted and told once."""
+"""Messages of nodes are checked before they are journalled: size, form, quotas; suspicious acts are reported once."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_two_agents_of_one_name_are_told_by_the_controller(tmp_path: Path) -> No
 
 
 def test_an_agent_that_was_restarted_many_times_is_there_once_it_stays() -> None:
-    """Statuses over the quota are not read, but the newest of them later: no other message says the same."""
+    """Of the statuses over the quota, only the newest is read, later, because no other message replaces it."""
     acts: list[Act] = []
 
     async def main() -> None:
@@ -333,7 +333,7 @@ def test_an_agent_that_was_restarted_many_times_is_there_once_it_stays() -> None
             node = fleet.nodes[0]
             for _ in range(30):
                 await n0.publish(SAMPLES, telemetry([]))
-                await asyncio.sleep(1)  # of virtual time: a sample comes every second
+                await asyncio.sleep(1)  # virtual time: a sample arrives every second
             assert node.boots[-1] == "boot39"
             assert node.online
             log.flush()

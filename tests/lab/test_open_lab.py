@@ -1,4 +1,4 @@
-"""Opening a lab, and jobs on it, with agents that do nothing: most of it in virtual time."""
+"""Opening a lab, and jobs on it, with null drivers: mostly in virtual time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scenario(**changes: object) -> Scenario:
 
 
 def in_lab(work: Callable[[Lab], Awaitable[None]], **changes: object) -> None:
-    """Do something with a lab in virtual time."""
+    """Run a test with a lab in virtual time."""
 
     async def main() -> None:
         async with open_lab(scenario(**changes), bring_up=dry_lab) as lab:
@@ -55,14 +55,14 @@ def test_what_is_wrong_with_a_file_or_a_node_is_told_before_anything_starts(tmp_
     async def main() -> None:
         with pytest.raises(UserError, match="nowhere: no such scenario file or name"):
             async with open_lab("nowhere"):
-                raise AssertionError("it was opened")
+                raise AssertionError("the lab was opened")
         (tmp_path / "lab.toml").write_text('[[nodes]]\nnames = "a"\n')
         with pytest.raises(UserError, match=r"lab.toml: .*nodes.0.name"):
             async with open_lab(tmp_path / "lab.toml"):
-                raise AssertionError("it was opened")
+                raise AssertionError("the lab was opened")
         with pytest.raises(UserError, match="node 'c': expected one of a, b"):
             async with open_lab(scenario(), nodes=("a", "c")):
-                raise AssertionError("it was opened")
+                raise AssertionError("the lab was opened")
 
     asyncio.run(main())
 
@@ -196,7 +196,7 @@ def test_the_lease_is_released_and_guests_are_gone_after_the_block() -> None:
 
     async def main() -> None:
         one = open_lab(scenario(), bring_up=dry_lab)
-        for _ in range(2):  # the same opening again is a lab of its own
+        for _ in range(2):  # a second opening makes a separate lab
             async with one as lab:
                 job = lab.job()
                 await job.start()  # and never stopped

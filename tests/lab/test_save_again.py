@@ -1,4 +1,4 @@
-"""A save or a transfer that broke off at any step is carried on by performing it again. In virtual time."""
+"""A save or a transfer that was interrupted at any step is continued by a repetition. In virtual time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMMANDS = 4  # of a save of two tasks: two holds and two saves
 
 
 async def saved(nodes: AgentsAtHand, live: JobGuests) -> tuple[ImageRef, ...]:
-    """Save a job, with another controller as often as one dies."""
+    """Save a job, with another controller after each death of one."""
     while True:
         try:
             return await Operations(nodes, DeadlinesTable()).save(live, NAMES, lambda _name, _times: None)
@@ -44,7 +44,7 @@ async def saved(nodes: AgentsAtHand, live: JobGuests) -> tuple[ImageRef, ...]:
 
 
 def check(nodes: AgentsAtHand, live: JobGuests, images: tuple[ImageRef, ...], *, together: bool) -> None:
-    """Every guest is in its image, which is complete, the one that was reported, and of the common point."""
+    """Assert that every guest is in its image, which is complete, was reported, and is of the common point."""
     ats = []
     for node, image in zip(PLACES, images, strict=True):
         path = nodes.folder / str(node) / "images" / image.image
@@ -72,7 +72,7 @@ def test_a_save_that_broke_off_at_any_step_is_carried_on(
         await started(nodes, live, PLACES)
         try:
             images = await saved(nodes, live)
-        except TestbedError:  # an agent that dies with a hold: the executor tries again
+        except TestbedError:  # an agent died with a hold: the executor tries again
             images = await saved(nodes, live)
         check(nodes, live, images, together=ranks)
         assert await saved(nodes, live) == images
@@ -141,7 +141,7 @@ def test_a_transfer_that_broke_off_at_any_step_is_carried_on(
 
 
 class Restarting(AgentsAtHand):
-    """Agents that are restarted whenever an image is ordered from them, before they obey: their ports are others."""
+    """Agents that restart at each order for an image, before they execute it, so that their ports change."""
 
     port = 1
 
@@ -157,7 +157,7 @@ class Restarting(AgentsAtHand):
 
 
 def test_an_image_is_fetched_from_the_agent_that_has_offered_it(tmp_path: Path) -> None:
-    """The order to offer it may wait until the agent of its node has been restarted."""
+    """The order to offer the image may wait until the agent of its node has restarted."""
 
     async def main() -> None:
         nodes = Restarting(tmp_path)

@@ -1,4 +1,4 @@
-"""Orders to exchange shares, and nodes that cannot."""
+"""Orders to exchange shares, and nodes that cannot do so."""
 
 from __future__ import annotations
 

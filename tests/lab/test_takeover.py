@@ -32,8 +32,8 @@ from testbed.lab.lease import LeaseTakenError
 from testbed.lab.leased import lease_lab
 
 pytestmark = pytest.mark.slow
-RUNS_OUT_S = 15.0  # speed: the lease of a controller that will die, which the test waits to see run out
-HELD_S = 5.0  # nobody removes the guest: that it is still there is found out after that time
+RUNS_OUT_S = 15.0  # speed: the lease of a controller that will die; the test waits for its expiry
+HELD_S = 5.0  # after that time, the test checks that the guest still exists
 SPEC = GuestSpec(
     guest="dfrs-a", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=10,
     program=ProgramSpec(name="eatcpu", work_units=10**12, units_per_iteration=100, seed=1),
@@ -57,7 +57,7 @@ class Lab:
     async def driven(
         self, on_controller_loss: OnControllerLoss = "remove", empty_within_s: float = HANG_S, ttl_s: float = HANG_S
     ) -> AsyncIterator[Fleet]:
-        """Drive the lab with a guest at work."""
+        """Control the lab with a working guest."""
         deadlines = PATIENT_DEADLINES.model_copy(update={"lease_ttl_s": ttl_s})
         async with (
             MqttBus(_address(self.url), "driver", keep_session=False) as bus,
@@ -112,7 +112,7 @@ def test_who_drives_is_told_and_the_lab_can_be_taken(tmp_path: Path) -> None:
         driving = asyncio.create_task(drive())
         await taken.wait()
         found = {"nodes": []}
-        while not any(node["guests"] for node in found["nodes"]):  # the agent reports them once a second
+        while not any(node["guests"] for node in found["nodes"]):  # the agent reports guests once per second
             code, out, _ = await lab.command("who", "t", "--json")
             found = json.loads(out)
         assert code == 0
@@ -152,7 +152,7 @@ def test_guests_of_a_controller_that_died_are_kept_if_that_was_wanted_until_the_
             UserError, match="node n1 holds dfrs-a: guests and images of a run whose controller died: continue it"
         ):
             async with lab.driven(empty_within_s=HELD_S):
-                raise AssertionError("the lab was taken for empty")
+                raise AssertionError("the lab was treated as empty")
         code, out, err = await lab.command("take", "t")
         assert code == 0, err
         assert "lab t is free: 1 guests removed" in out

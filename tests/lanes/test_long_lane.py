@@ -1,4 +1,4 @@
-"""The long lane: blocks run in fresh clones, say which code they ran, and go on where they were interrupted."""
+"""The long lane: blocks run in fresh clones, record the code that they ran, and continue after interruptions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_block_goes_on_at_the_step_that_has_not_passed_on_this_code(lane: Lane
     assert "| numbers | two | FAILED (1) |" in (lane.folder / "docs/results/lanes.md").read_text()
 
     code = lane.results()["code"]
-    lane.commit()  # of results alone: the code is the same
+    lane.commit()  # a commit of results only: the code is the same
     lane.fixed.touch()
     passed = lane.run("numbers")
     assert passed.returncode == 0, passed.stdout + passed.stderr

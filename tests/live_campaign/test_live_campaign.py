@@ -1,4 +1,4 @@
-"""Campaigns of live runs: their order, what is done again, what an interrupted one goes on with, and a real one."""
+"""Campaigns of live runs: their order, repeated runs, the continuation of an interrupted one, and a real one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def campaign(**changes: object) -> LiveCampaign:
 @given(st.integers(0, 10**6))
 def test_each_repeat_does_every_case_once_in_an_order_of_its_own(seed: int) -> None:
     blocks = list(planned(campaign(order_seed=seed), CASES))
-    assert blocks == list(planned(campaign(order_seed=seed), CASES)), "the same for the same campaign"
+    assert blocks == list(planned(campaign(order_seed=seed), CASES)), "the same campaign has the same order"
     for repeat, block in enumerate(blocks, 1):
         assert {each.repeat for each in block} == {repeat}
         assert sorted(str(each.case) for each in block) == sorted(map(str, CASES))
@@ -48,7 +48,7 @@ def test_orders_differ_between_repeats() -> None:
 
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], list[str]]:
-    """Return what gives the reasons for which the next runs are left out; the list of runs that were done grows."""
+    """Return a function that gives the reason to leave out each next run; the list of done runs grows."""
 
     def told(reasons: Sequence[str]) -> list[str]:
         left, done = list(reasons), []
@@ -72,7 +72,7 @@ def test_disturbed_runs_are_done_again_as_long_as_the_budget_lasts(
     done = outcomes(["load", "", "load", "load"])
     record, said = Record(tmp_path / "out"), []
     missing = work(campaign(redo=2), CASES, record, said.append)
-    assert len(missing) == 1, "the third was one too many"
+    assert len(missing) == 1, "the third attempt is over the limit"
     assert len(done) == 3 * len(CASES) + 2
     assert Counter(each.key for each in record.ended if each.counts) == Counter(
         {each.key for block in planned(campaign(), CASES) for each in block} - {missing[0].key}

@@ -30,14 +30,14 @@ def server(lab: tuple[Influxd, Adapter]) -> Influxd:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorder may ship for as long as it takes once its run has ended, and warns of a server only once."""
+    """A recorder may ship for any time after the end of its run, and warns of a server only once."""
     monkeypatch.setattr(recorders, "CLOSE_WITHIN_S", HANG_S)
     monkeypatch.setattr(influx_recorder, "LAST_S", HANG_S)
     monkeypatch.setattr(influx_recorder, "SAY_AGAIN_S", HANG_S)
 
 
 class OwnTime:
-    """A clock that goes on only while someone sleeps."""
+    """A clock that advances only during sleeps."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -51,5 +51,5 @@ class OwnTime:
 
 @pytest.fixture
 def own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shipping waits in a time of its own: its patience ends after as many tries on every machine."""
+    """Shipping waits in simulated time: its timeout comes after the same number of attempts on every machine."""
     monkeypatch.setattr(shipping, "time", OwnTime())

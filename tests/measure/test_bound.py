@@ -1,4 +1,4 @@
-"""The bound: against a linear program, by hand, and in what it must never do."""
+"""The bound: against a linear program, by hand, and invariants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def job(submit_s, tasks, cpu, run_s):
 
 
 def feasible(jobs, nodes, stretch, tau_s, *, fluid=False):
-    """Linear System (1) of [RR] as it is printed; its variables alpha[j, t] are those that (1b) and (1c) leave."""
+    """Linear System (1) of [RR] as printed; its variables alpha[j, t] are those that (1b) and (1c) permit."""
     deadline = [j.submit_time_s + stretch * max(j.run_time_s, tau_s) for j in jobs]
     times = np.unique([*(j.submit_time_s for j in jobs), *deadline])
     lengths = np.diff(times)
@@ -99,7 +99,7 @@ def test_fluid_is_looser_and_more_nodes_never_hurt(jobs, nodes):
         ([job(0, 2, 1.0, 100)], 2, 1.0, 1.0),
         # Two equal jobs on one node: the second to end takes twice its time.
         ([job(0, 1, 1.0, 100), job(0, 1, 1.0, 100)], 1, 2.0, 2.0),
-        # Two tasks too many for the node: nobody can be faster than the work allows.
+        # Two tasks too many for the node: no job can be faster than the work permits.
         ([job(50, 3, 1.0, 100)], 1, 3.0, 3.0),
         # 10 s and 100 s of work on one node: both deadlines hold from 110 = 100 S on (and 10 S >= 10).
         ([job(0, 1, 1.0, 100), job(0, 1, 1.0, 10)], 1, 1.1, 1.1),
@@ -108,9 +108,9 @@ def test_fluid_is_looser_and_more_nodes_never_hurt(jobs, nodes):
         # Two nodes. The wide job needs 20 node seconds by 10 S, which leaves the narrow one 20 S - 20 of that
         # time; (1d) holds it to one node for the other 90 S, so 100 = 110 S - 20. Fluid, two nodes serve it.
         ([job(0, 2, 1.0, 10), job(0, 1, 1.0, 100)], 2, 120 / 110, 1.0),
-        # A burst long after a job that nothing holds up: three equal jobs share one node.
+        # A burst long after an undisturbed job: three equal jobs share one node.
         ([job(0, 1, 1.0, 50), *[job(900, 1, 1.0, 20)] * 3], 1, 3.0, 3.0),
-        # Half a CPU each: two run beside each other, the third makes it 1.5 nodes' worth.
+        # Half a CPU each: two run at the same time, and with the third the demand is 1.5 nodes.
         ([job(0, 1, 0.5, 100)] * 3, 1, 1.5, 1.5),
     ],
 )
@@ -129,7 +129,7 @@ def test_what_cannot_be_bounded():
 
 
 def test_two_hundred_jobs_of_very_different_lengths():
-    """The bound holds every job's own cut, and a schedule one job after the other reaches no less."""
+    """The bound is at least the cut of every single job, and no sequential schedule is below it."""
     random = np.random.default_rng(7)
     submit_s = np.cumsum(random.exponential(60.0, 200)).round()
     jobs = [
@@ -147,13 +147,13 @@ def test_two_hundred_jobs_of_very_different_lengths():
 
 @st.composite
 def windows(draw):
-    """Some jobs as arrays of whole numbers: release, deadline, work, rate; and nodes."""
+    """Jobs as arrays of integers: release, deadline, work, rate; and the number of nodes."""
     jobs = draw(st.lists(st.tuples(*[st.integers(low, 9) for low in (0, 1, 1, 1)]), min_size=1, max_size=7))
     release_s, window_s, work, rate = np.array(jobs, dtype=np.float64).T.copy()
     return release_s, release_s + window_s, work * 3, rate, float(draw(st.integers(1, 12)))
 
 
-# The greedy schedule leaves work that only another path can send: rare among small instances.
+# The greedy schedule leaves work that only an augmenting path can send, which is rare in small instances.
 NEEDS_PATHS = (
     np.array([1.0, 5.0, 4.0, 0.0, 0.0, 4.0, 2.0]),
     np.array([6.0, 10.0, 10.0, 9.0, 3.0, 12.0, 11.0]),
@@ -167,7 +167,7 @@ NEEDS_PATHS = (
 @example(NEEDS_PATHS)
 @given(windows())
 def test_the_cut_of_the_flow_is_a_cut(instance):
-    """Jobs on the source side want more than they can get; without any, no set of jobs does [Hall's condition]."""
+    """Jobs on the source side demand more than they can get; if there are none, no set of jobs does [Hall]."""
     release_s, deadline_s, work, rate, nodes = instance
     inside = (release_s[:, None] <= np.arange(20)) & (np.arange(20) < deadline_s[:, None])
     lack = lambda some: work[some].sum() - np.minimum((inside[some] * rate[some, None]).sum(axis=0), nodes).sum()  # noqa: E731 - short for two uses
@@ -195,4 +195,4 @@ def test_a_long_trace_is_bounded_as_its_kernels_stand(monkeypatch):
     least = bound(jobs, 128)
     monkeypatch.setattr("testbed.scheduling.bound.max_stretch.COMPILED_FROM_JOBS", len(jobs) + 1)
     assert bound(jobs, 128) == least > 1
-    assert bound(jobs[::-1], 128) == pytest.approx(least, rel=2 * ACCURACY)  # the order of jobs is of no account
+    assert bound(jobs[::-1], 128) == pytest.approx(least, rel=2 * ACCURACY)  # the order of jobs does not matter

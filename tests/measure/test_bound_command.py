@@ -1,4 +1,4 @@
-"""`testbed bound`: what it prints, and what it says of mistakes."""
+"""`testbed bound`: its output, and its messages about mistakes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A run read back as frames: every value bit for bit, by columns or line by line; what is broken is named."""
+"""A run read back as frames: every value bit for bit, by columns or by lines; errors name broken lines."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def line_of(point: Point) -> str:
 
 
 def row_of(point: Point) -> dict[str, object]:
-    """What the point must be as a row, by the schema alone."""
+    """Return the expected row of a point, from the schema alone."""
     schema = MEASUREMENTS[point.measurement]
     row: dict[str, object] = {"time": point.time_ns}
     for tag in (*schema.tags, *RUN_TAGS):

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(INFLUXD is None, reason="influxd is not installe
 
 @pytest.fixture
 def adapter(lab: tuple[Influxd, Adapter], server: Influxd) -> Iterator[Adapter]:
-    """A new adapter, that does not disturb yet."""
+    """A new adapter, without disturbances."""
     made = Adapter(server.url)
     made.start()
     yield made
@@ -164,7 +164,7 @@ def test_answers_that_get_lost_and_cut_requests_lose_nothing(tmp_path: Path, ser
     count = shipped(tmp_path / "run", adapter)
     assert count.complete
     assert count.sent > 20_000
-    assert adapter.written_points > 20_000  # some twice, and the database has them once
+    assert adapter.written_points > 20_000  # some points twice, and the database has each once
     assert compare(server, "testbed", 20_000) == whole(20_000)
 
 
@@ -182,7 +182,7 @@ def test_a_server_that_hangs_is_left_and_tried_again(tmp_path: Path, server: Inf
     write_spool(tmp_path / "run", 2000)
     adapter.behave = lambda number: "hang" if number == 0 else "pass"
     began_s = time.monotonic()
-    # speed: the product's own limit; the adapter hangs until the test ends, and a slow answer is only asked for again
+    # speed: the product's own limit; the adapter hangs until the test ends, and a slow answer only leads to a retry
     assert shipped(tmp_path / "run", adapter, timeout_s=0.5).complete
     assert time.monotonic() - began_s >= 0.5
     assert compare(server, "testbed", 2000) == whole(2000)
@@ -275,7 +275,7 @@ def test_a_run_ends_in_time_when_the_server_hangs_and_says_what_is_left(
 ) -> None:
     monkeypatch.setattr(recorder_module, "LAST_S", 0.5)
     monkeypatch.setattr(recorder_module, "InfluxWriter", partial(InfluxWriter, timeout_s=HANG_S))
-    # it hangs until it is stopped: the end of the run comes before that, or never
+    # the adapter hangs until it is stopped: the run must end before that
     adapter.behave = lambda number: "pass" if number < 2 else "hang"
     run = Recording(tmp_path / "run", adapter.url, rate=500)
     wait_until(lambda: adapter.writes > 2, "a write that hangs")
@@ -306,15 +306,15 @@ def test_points_that_never_came_do_not_hold_up_the_end_nor_does_a_stall_leave_an
     tmp_path: Path, server: Influxd, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_spool(tmp_path / "run", 9)
-    monkeypatch.setattr(recorder_module, "POLL_S", HANG_S)  # it looks again only when the end wakes it
-    clock = itertools.count(0, 60)  # as if the process stood still for a minute at every look at it
+    monkeypatch.setattr(recorder_module, "POLL_S", HANG_S)  # it polls again only when the end wakes it
+    clock = itertools.count(0, 60)  # as if the process paused for a minute at each reading
     monkeypatch.setattr(recorder_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     recorder = InfluxRecorder()
     recorder.open(tmp_path / "run", {"scenario": {"influx": {"url": adapter.url}}})
     wait_until(lambda: adapter.written_points == 9, "the first points")
     with (tmp_path / "run" / "points.lp").open("a") as file:
         file.write("".join(to_line(name, {**TAGS, **tags}, fields, ns) + "\n" for name, tags, fields, ns in LAST))
-    for point in [*LAST, *LAST, *LAST]:  # a full disk took only the first of them
+    for point in [*LAST, *LAST, *LAST]:  # a full disk accepted only the first of them
         recorder.point(*point)
     recorder.close()
     assert compare(server, "testbed", 9 + len(LAST)) == whole(9 + len(LAST))

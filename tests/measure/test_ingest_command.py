@@ -1,4 +1,4 @@
-"""`testbed ingest` as a command: counts, exit codes, kill -9 and Ctrl-C in the middle, and a run that still goes on."""
+"""`testbed ingest` as a command: counts, exit codes, kill -9 and Ctrl-C in the middle, and a run that is active."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Ingest = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def ingest(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ingest:
-    """Return what calls the command in this process, and returns exit code, output and errors."""
+    """Return a function that calls the command in this process, and returns exit code, output and errors."""
     for name in ("URL", "ORG", "TOKEN"):
         monkeypatch.delenv(f"INFLUXDB_V2_{name}", raising=False)
 

@@ -40,7 +40,7 @@ def lines_of(path: Path) -> list[bytes]:
 
 
 class SlowDisk:
-    """fdatasync waits until it may go on; `synced` are the lengths of the file that became durable."""
+    """fdatasync blocks until the test continues it; `synced` are the lengths of the file that became durable."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at_disk, self.go_on = threading.Event(), threading.Event()
@@ -74,7 +74,7 @@ def test_all_that_wait_in_one_turn_wait_for_one_commit(
             assert await asyncio.gather(*(act(writer, number) for number in range(100))) == [500] * 100
             assert len(disk.synced) == 1
             await writer.durable(50)
-            assert len(disk.synced) == 1, "it is durable already"
+            assert len(disk.synced) == 1, "the entry is already durable"
 
     asyncio.run(main())
     assert lines_of(path) == [b"%04d\n" % number for number in range(100)]
@@ -88,7 +88,7 @@ def test_all_that_wait_in_one_turn_wait_for_one_commit(
 def test_what_was_waited_for_is_on_disk(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, bool, int]], part_bytes: int, at_once: bool
 ) -> None:
-    """Appends, some of which are waited for, with turns of the event loop between them, whatever is rotated."""
+    """Appends, some of which are awaited, with iterations of the event loop between them, and with any rotation."""
     path = tmp_path_factory.mktemp("run") / "events.jsonl"
     expected = [b"%d %s\n" % (number, b"x" * size) for number, (size, _, _) in enumerate(sizes)]
 
@@ -126,7 +126,7 @@ def test_a_slow_disk_holds_up_who_waits_and_no_append(
             numbers = [writer.append(b"%d" % number, at_once=at_once) for number in range(1000)]
             assert numbers == list(range(2, 1002))
             if at_once:
-                assert len(lines_of(path)) == 1001, "the kernel has them while the disk is still at the first"
+                assert len(lines_of(path)) == 1001, "the kernel has all entries while the disk has only the first"
             last = asyncio.create_task(writer.durable(1001))
             await asyncio.sleep(0)
             assert not first.done()
@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_whole_entries_and_is_told_once(
                 numbers = [writer.append(line, at_once=at_once) for line in lines]
                 waits = await asyncio.gather(*map(writer.durable, numbers), return_exceptions=True)
             assert {type(each) for each in waits} == {RunError}
-            writer.append(b"late")  # there is room again, but it would leave a gap
+            writer.append(b"late")  # there is space again, but the line would follow a gap
             with pytest.raises(RunError, match=r"events\.jsonl: cannot write: No space left on device"):
                 writer.sync()
             with pytest.raises(RunError):

@@ -1,4 +1,4 @@
-"""Line protocol: what is written can be read back, and what would be lost silently is refused loudly."""
+"""Line protocol: written points can be read back, and values that would be lost silently are refused."""
 
 from __future__ import annotations
 

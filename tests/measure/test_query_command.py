@@ -1,4 +1,4 @@
-"""`testbed query`: SQL over runs, what it prints, what it says when the SQL is wrong; the documentation's examples."""
+"""`testbed query`: SQL over runs, its output, its messages about wrong SQL; the documentation's examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token by which Grafana reads: it may read one bucket and do nothing else, and is made once."""
+"""The token with which Grafana reads: it may read one bucket and do nothing else, and is made once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def serve(database: Database) -> Iterator[str]:
         do_POST = do_GET  # noqa: N815  # as the library calls it
 
         def log_message(self, *_args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""Why a job failed, as a code: of every way in which controllers that wrote no codes worded a failure."""
+"""The codes of failed jobs, for every wording of a failure by controllers that wrote no codes."""
 
 from __future__ import annotations
 

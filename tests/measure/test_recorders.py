@@ -1,4 +1,4 @@
-"""Recorders: told everything in order, in threads of their own, and left out when they fail."""
+"""Recorders: they receive everything in order, in separate threads, and are left out after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Install = Callable[[str, str, str], Path]
 
 
 class Heard:
-    """Keeps what it is told; `fails` names the call that raises."""
+    """A recorder that keeps its calls; `fails` names the call that raises."""
 
     def __init__(self, fails: str = "") -> None:
         self.calls: list[tuple] = []
@@ -57,7 +57,7 @@ def test_all_is_told_in_order_from_the_manifest_on(tmp_path: Path) -> None:
     run = directory(tmp_path, one=heard)
     detail: dict[str, object] = {"units": 1}
     run.journal(Guest(0.5, 0.0, job=1, task=0, node=2, event="progress", detail=detail))
-    detail["units"] = 3  # it is of then, as in the file
+    detail["units"] = 3  # the recorder has the value at the time of the call, as the file does
     run.write_manifest({"run": "r", "seed": 7})
     run.point("job", {"job": "1"}, {"state": "done", "trace_s": 2.0}, 17)
     run.journal(Job(1.0, 60.0, job=1, state="done"))
@@ -129,7 +129,7 @@ def test_one_that_hangs_holds_up_nobody_and_one_that_falls_behind_is_left_out(
     slow, slower = Hangs(), Hangs()
     run = directory(tmp_path, slow=slow, slower=slower)
     run.write_manifest({})
-    run.recorders._feeds[0].put = lambda _call: None  # the first has little to do and does not end
+    run.recorders._feeds[0].put = lambda _call: None  # the feed of the first recorder never ends
     for number in range(50):
         run.journal(Teardown(float(number), 0.0, elapsed_s=1.0))
     run.recorders.close()

@@ -1,4 +1,4 @@
-"""The schema is whole, its page is not stale, and what it lists as closed is what the controller has."""
+"""The schema is complete, its page is not stale, and its closed lists agree with the controller's."""
 
 from __future__ import annotations
 

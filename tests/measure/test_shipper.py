@@ -1,4 +1,4 @@
-"""Shipping: at least once and in order, whatever server, disk and processes do; refused points are kept and counted."""
+"""Shipping: at least once and in order, under faults of server, disk and processes; refused points are kept."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LINES = st.lists(st.text("ab ", min_size=1, max_size=30).map(lambda text: text.e
 
 
 class Server:
-    """A database in memory: keeps whole lines but those with `bad`; `faults` are what happens to the next writes."""
+    """A database in memory: keeps whole lines except those with `bad`; `faults` apply to the next writes."""
 
     def __init__(self, faults: tuple[str, ...] = (), most_bytes: int = 1 << 30) -> None:
         self.lines: list[bytes] = []
@@ -80,7 +80,7 @@ def spool(run: Path, *parts: bytes) -> Path:
 
 
 def until_done(make: Callable[[], Shipper], tries: int = 200) -> Shipper:
-    """Ship as processes would that are killed and started again."""
+    """Ship as a series of processes, each of which is killed."""
     for _ in range(tries):
         shipper = make()
         try:
@@ -91,7 +91,7 @@ def until_done(make: Callable[[], Shipper], tries: int = 200) -> Shipper:
         finally:
             shipper.close()
         return shipper
-    raise AssertionError("not done")
+    raise AssertionError("shipping never finished")
 
 
 @given(st.lists(LINES, min_size=1, max_size=4), st.sampled_from([b"", b"torn"]), st.integers(1, 9), st.integers(1, 80))
@@ -147,7 +147,7 @@ def test_nothing_is_lost_and_what_is_refused_is_kept_once(
         run = spool(Path(folder) / "run", b"".join(lines[:10]), b"".join(lines[10:]))
         server = Server(tuple(faults), most_bytes)
         shipper = until_done(lambda: Shipper(run, HERE, server, lambda _text: None, most_lines=most_lines))
-        assert list(dict.fromkeys(server.lines)) == good  # in order; what came twice changed nothing
+        assert list(dict.fromkeys(server.lines)) == good  # in order; duplicates changed nothing
         assert shipper.reached.read_points == len(lines)
         assert shipper.reached.shipped_points == len(good)
         assert shipper.reached.refused_points == len(bad)
@@ -191,7 +191,7 @@ def test_a_single_point_that_is_too_large_is_refused_and_batches_become_smaller(
     while shipper.step():
         pass
     shipper.close()
-    assert server.writes - before < before  # what was learnt is not tried again
+    assert server.writes - before < before  # refused sizes are not tried again
     assert (run / "refused.lp").read_bytes().count(b"\n") == 2
 
 
@@ -235,7 +235,7 @@ def test_shippers_of_a_run_take_turns_and_know_of_each_other(tmp_path: Path) -> 
     shippers = [Shipper(run, HERE, server, lambda _text: None, most_lines=3) for _ in range(2)]
 
     def work(shipper: Shipper) -> None:
-        with contextlib.suppress(BusyError):  # the other one held on to it
+        with contextlib.suppress(BusyError):  # the other process held the lock
             while shipper.step():
                 pass
 
@@ -265,7 +265,7 @@ def test_each_address_has_its_own_position_and_refused_points(tmp_path: Path) ->
         shipper = until_done(lambda at=address, to=server: Shipper(run, at, to, lambda _text: None))
         assert shipper.refused_path == run / name
         assert (run / name).read_bytes() == b"# field type conflict\nbad v=1 2\n"
-    assert server.lines == []  # the third time nothing was left
+    assert server.lines == []  # at the third call nothing was left to ship
     assert list(read_shipped(run)) == [HERE, there]
 
 
@@ -293,7 +293,7 @@ def test_a_broken_position_ships_all_again(tmp_path: Path, text: str) -> None:
 def test_shipping_a_run_gives_up_when_nothing_is_acknowledged(tmp_path: Path) -> None:
     run = spool(tmp_path / "run", b"a v=1 1\nb v=1 2\n")
     told: list[str] = []
-    # speed: in a time of its own
+    # speed: simulated time
     away = ship(run, HERE, Server(("away",) * 99), told.append, lambda _s: None, from_start=False, patience_s=0.6)
     assert (away.left, away.shipped, away.problem, away.complete) == (2, 0, "away", False)
     assert told == ["away; trying again for 0.6 s"]

@@ -1,4 +1,4 @@
-"""The spool: what was appended is read back whole and in order, whatever rotates, breaks off or fails."""
+"""The spool: appended lines are read back complete and in order, with any rotation, interruption or failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = st.lists(
 
 
 def follow(run: Path, position: Position) -> tuple[list[str], Position]:
-    """Read from there, and return where the next look begins."""
+    """Read from a position, and return the position of the next read."""
     found = list(read_lines(run, position))
     return [line for line, _ in found], found[-1][1] if found else position
 
@@ -38,7 +38,7 @@ def test_any_interleaving_is_read_back_in_order(
     run = tmp_path_factory.mktemp("run")
     spool = Spool(run, segment_bytes=segment_bytes, every_s=60)
     appended: list[str] = []
-    at_least = 0  # so many were handed over
+    at_least = 0  # number of lines that were handed over
     followed: list[str] = []
     position = START
     for step in steps:
@@ -61,7 +61,7 @@ def test_any_interleaving_is_read_back_in_order(
     assert files == [segment_path(run, number) for number in range(1, len(files) + 1)]
     assert all(path.stat().st_size >= segment_bytes for path in files[:-1])
 
-    last = files[-1].read_bytes()  # a crash takes the end of the last segment away
+    last = files[-1].read_bytes()  # a crash removes the end of the last segment
     files[-1].write_bytes(last[: max(0, len(last) - cut_bytes)])
     before = sum(path.read_bytes().count(b"\n") for path in files)
     lines = [line for line, _ in read_lines(run)]
@@ -84,7 +84,7 @@ def test_a_segment_does_not_grow_once_the_next_is_there(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_follows_a_writer_misses_nothing(tmp_path: Path) -> None:
-    """Also not the lines that come between its look at the last segment and the next one's beginning."""
+    """This includes lines that arrive between the read of the last segment and the begin of the next one."""
     spool = Spool(tmp_path, segment_bytes=2000, every_s=0.001)
     count = 20_000
 
@@ -121,7 +121,7 @@ def test_a_slow_disk_holds_up_no_append(tmp_path: Path, monkeypatch: pytest.Monk
     for number in range(1000):
         spool.append(f"{number}", sync=number == 999)
     assert not go_on.is_set()
-    assert len(list(read_lines(tmp_path))) == 1001  # the kernel has them while the disk is still at the first
+    assert len(list(read_lines(tmp_path))) == 1001  # the kernel has all lines while the disk has only the first
     go_on.set()
     spool.close()
 
@@ -176,8 +176,8 @@ def test_a_full_disk_leaves_whole_lines_and_is_told_once(
         patch.setattr(append_file.os, "write", full)
         for number in range(20):
             spool.append(f"line {number:04}")  # 10 bytes with its end
-        wait_until(lambda: told, "a failure that is told")
-    spool.append("late", sync=True)  # there is room again, but it would leave a gap
+        wait_until(lambda: told, "a reported failure")
+    spool.append("late", sync=True)  # there is space again, but the line would follow a gap
     with pytest.raises(RunError, match=r"points\.lp: cannot write: No space left on device"):
         spool.sync()
     spool.close()
@@ -197,7 +197,7 @@ def test_a_broken_disk_is_told_although_every_write_succeeds(tmp_path: Path, mon
     spool.sync()
     monkeypatch.setattr(append_file.os, "fdatasync", broken)
     spool.append("line", sync=True)
-    wait_until(lambda: told, "a failure that is told")
+    wait_until(lambda: told, "a reported failure")
     spool.close()
     assert [str(error) for error in told] == [f"{tmp_path / 'points.lp'}: cannot write: Input/output error"]
 

@@ -1,4 +1,4 @@
-"""A file is there whole, or as it was before."""
+"""A file is written completely, or stays as it was."""
 
 from __future__ import annotations
 

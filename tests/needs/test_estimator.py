@@ -1,4 +1,4 @@
-"""The estimator of needs: by hand, and against tasks of known need whose caps a policy moves about."""
+"""The estimator of needs: cases by hand, and tasks of known need whose caps a policy changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLD = st.booleans()
 
 
 def window(need: float, cap: float, *, told: bool, wrong_frac: float = 0.0) -> Window:
-    """Return what is seen of a task that needs so much, whose core is somewhat slower or faster than it should be."""
+    """Return a sample of a task with a given need, whose core is somewhat slower or faster than nominal."""
     used = min(need * (1.0 + wrong_frac), cap)
     return Window(cap, used, 1.0 - used / max(need, used) if told else None)
 
@@ -26,7 +26,7 @@ def test_a_guest_that_is_not_held_back_needs_what_it_uses() -> None:
 
 def test_a_guest_that_is_held_back_needs_more_and_at_most_its_own_pace() -> None:
     seen = NeedEstimator(1.0, 1.0)
-    seen.observe(Window(0.2, 0.2, 0.5))  # it runs half of the time, and uses 0.4 of a core in it
+    seen.observe(Window(0.2, 0.2, 0.5))  # it runs half of the time, and then uses 0.4 of a core
     assert seen.need == Need(pytest.approx(0.43), 0.2, pytest.approx(0.43), pytest.approx(0.43))
     untold = NeedEstimator(1.0, 1.0)
     untold.observe(Window(0.2, 0.2))

@@ -1,4 +1,4 @@
-"""Live policies that are told needs: agents find them, views and caps follow, journals replay, simulations agree."""
+"""Live policies with estimated needs: agents estimate, views and caps follow, journals replay, simulations agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACED = {"profile": "1"}
 
 
 def jobs() -> list[Job]:
-    """Two jobs on each node, one of which, the first and the last job, needs a quarter of what was declared."""
+    """Two jobs on each node; one of the two (the first and the last job) needs a quarter of its declared need."""
     wrong = (1, 4)
     return [Job(n, 0.0, 1, 1.0, 0.2, 6000.0, true_need_frac=0.25 if n in wrong else 1.0) for n in range(1, 5)]
 
@@ -89,7 +89,7 @@ def test_what_nodes_claim_stays_within_a_node() -> None:
     live = live_job(Job(1, 0.0, 2, 0.5, 0.1, 60.0), [spec, spec])
     assert live.found_need_frac == 0.5
     live.needs_cores = {0: 0.4, 1: 0.3}
-    assert live.found_need_frac == pytest.approx(0.2), "that of the task with the most, on nodes of two cores"
+    assert live.found_need_frac == pytest.approx(0.2), "the highest need of a task, on nodes of two cores"
     live.needs_cores = {0: 1e30}
     assert live.found_need_frac == 1.0
     live.needs_cores = {0: 0.0, 1: 0.0}
@@ -97,4 +97,4 @@ def test_what_nodes_claim_stays_within_a_node() -> None:
     live.take_need(0.2)
     assert [each.cpu_cores for each in live.specs] == pytest.approx([0.4, 0.4])
     live.needs_cores = {0: 1.0}
-    assert live.found_need_frac == pytest.approx(0.5), "cores of a node are as many as before"
+    assert live.found_need_frac == pytest.approx(0.5), "the number of cores is unchanged"

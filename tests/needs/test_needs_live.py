@@ -1,4 +1,4 @@
-"""Real processes that need less than was declared: their agents find that, and the policy decides by it."""
+"""Real processes that need less than declared: their agents estimate this, and the policy uses the estimates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_agents_find_needs_and_the_policy_decides_by_them(start: Callable[..., R
     run.wait_for("job 2")
 
     def both_are_found() -> bool:
-        """Whether the policy sees less for each job than was declared; a core of this machine may be slow."""
+        """Whether the policy has a lower need than declared for each job; a core of this machine may be slow."""
         views = [entry["view"] for entry in run.entries("decision")]
         return bool(views) and len(views[-1]["job_id"]) == 2 and max(views[-1]["cpu_need_frac"]) < 0.9
 

@@ -1,4 +1,4 @@
-"""Needs that are not as declared, and needs that are found, in virtual time: by hand, and in whole runs."""
+"""Needs that differ from the declared ones, and estimated needs, in virtual time: by hand, and in whole runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_needs_are_found_after_a_window_and_what_others_lacked_is_given_to_them(
     # 10 s at yields of 1/2; then the first is known to need 0.25, 0.295 with headroom, and the second all of a node.
     level = 1.0 / 1.295
     assert found.end_s[0] == pytest.approx(10.0 + 990.0 / min(level * 0.295 / 0.25, 1.0))
-    assert found.needs.found_s == pytest.approx([0.0, 10.0])  # that of the second was declared right
+    assert found.needs.found_s == pytest.approx([0.0, 10.0])  # the need of the second job was declared right
     assert run([job(1, 0.25), job(2, 1.0)], BASE).needs is None
 
 
@@ -126,7 +126,7 @@ def test_all_jobs_end_whatever_was_declared_and_cpu_is_accounted_for(
         assert np.all(done.end_s - done.submit_s >= done.run_time_s * (1 - 1e-9))
         ends = [*(begin for begin, _ in profile[1:]), 1.0]
         factor = sum(by * (end - begin) for (begin, by), end in zip(profile, ends, strict=True))
-        if done.needs is None:  # all was declared right, and nobody estimates
+        if done.needs is None:  # all needs were declared right, and there is no estimation
             assert profile == PROFILES[0]
             assert all(each.real_need_frac == each.cpu_need_frac for each in wrong)
             continue

@@ -1,4 +1,4 @@
-"""Run directories that an earlier version wrote: every command that reads one still reads them, to the same figures."""
+"""Run directories of earlier versions: every command that reads run directories still gives the same figures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STRETCH = {"processes": 15.562018, "kvm": 8.577439, "xen": 7.784683}
 
 
 def sums(_name):
-    """Return the tolerance of figures: polars and numpy sum in an order of their own."""
+    """Return the tolerance of figures: polars and numpy choose the order of sums."""
     return 1e-9
 
 
@@ -121,7 +121,7 @@ def test_a_run_that_lost_its_results_is_read_from_its_journal(run):
     for one, other in zip(left.jobs, whole.jobs, strict=True):
         same = ("tasks", "cpu_need_frac", "preemptions", "migrations", "live_migrations", "bytes_moved", "state")
         assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
-        assert one.penalty_s <= other.penalty_s + 1e-5  # what was never measured is not in the journal
+        assert one.penalty_s <= other.penalty_s + 1e-5  # the journal lacks values that were never measured
     assert "its controller ended before it wrote a summary" in run_command(report, run, "--no-html").stdout
 
 
@@ -184,7 +184,7 @@ def test_every_job_has_a_story_and_its_operations_are_the_journals(run):
 
 
 def test_waits_explain_what_the_controller_measured(run):
-    """Each moment from the plan to the first command has a cause; the controller has a small share of them."""
+    """Each moment from the plan to the first command has a cause; the controller causes few of them."""
     for job in (job.job_id for job in read_facts(run).jobs):
         story = read_job_report(run, job).story
         for event in story.events:

@@ -25,7 +25,7 @@ def waiting(tasks, estimate=100.0):
 
 
 def started(policy, rows, nodes, time_s=NOW, down=()):
-    """The places of all jobs that were not running before."""
+    """Return the places of all jobs that were not running before."""
     view = view_of(rows, nodes, time_s=time_s, down=down)
     decision = policy.decide(view, Event())
     places = places_of(decision, view)
@@ -42,7 +42,7 @@ def test_fcfs_stops_at_the_first_that_does_not_fit():
 
 
 def test_easy_starts_heads_while_they_fit_then_backfills_what_ends_by_the_shadow():
-    # 4 nodes: 2 busy until 1500. Head A needs 1 and starts; B needs 3: shadow 1500, free then 3, extra 0.
+    # 4 nodes: 2 busy until 1500. Head A needs 1 and starts; B needs 3: shadow 1500, then 3 are free, extra 0.
     rows = [running((0, 1), 1500.0), waiting(1, 9000.0), waiting(3), waiting(1, 501.0), waiting(1, 500.0)]
     assert started(EASY, rows, 4) == [[2], [], [], [3]]
     assert started(EASY_2011, rows, 4) == [[2], [], [], []]
@@ -50,7 +50,7 @@ def test_easy_starts_heads_while_they_fit_then_backfills_what_ends_by_the_shadow
 
 
 def test_jobs_that_are_too_long_go_into_the_extra_nodes_and_use_them_up():
-    # 6 nodes: 3 busy until 1200. Head needs 4: shadow 1200, 6 free then, extra 2.
+    # 6 nodes: 3 busy until 1200. Head needs 4: shadow 1200, then 6 are free, extra 2.
     rows = [running((0, 1, 2), 1200.0), waiting(4), waiting(1, 9000.0), waiting(2, 9000.0), waiting(1, 9000.0)]
     assert started(EASY, rows, 6) == [[], [3], [], [4]]
     assert started(EASY_2011, rows, 6) == [[], [3], [], [4]]
@@ -60,7 +60,7 @@ def test_a_job_that_ends_by_the_shadow_leaves_the_extra_nodes():
     # As above, but the first ends at exactly the shadow time: two extra nodes remain for the next.
     rows = [running((0, 1, 2), 1200.0), waiting(4), waiting(1, 200.0), waiting(2, 9000.0)]
     assert started(EASY, rows, 6) == [[], [3], [4, 5]]
-    assert started(EASY_2011, rows, 6) == [[], [3], []]  # there it uses one up
+    assert started(EASY_2011, rows, 6) == [[], [3], []]  # under EASY/2011 it occupies one of them
 
 
 def test_all_that_end_at_exactly_the_shadow_time_count():
@@ -71,7 +71,7 @@ def test_all_that_end_at_exactly_the_shadow_time_count():
     assert reservation(2, 1, NOW, ending, 4, jobs) == (1400.0, 0)
     assert reservation(8, 1, NOW, ending, 4, jobs) == (1600.0, 8)
     assert reservation(17, 1, NOW, ending, 4, jobs) == (np.inf, 0)
-    assert reservation(2, 1, 1550.0, ending, 4, jobs) == (1550.0, 5)  # three are overdue: they end together, now
+    assert reservation(2, 1, 1550.0, ending, 4, jobs) == (1550.0, 5)  # three are overdue: expected to end now
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.randoms(use_true_random=False))
@@ -101,7 +101,7 @@ def test_an_overdue_job_is_expected_to_end_now():
     assert started(EASY, rows, 3) == [[], []]
     rows = [running((0, 1), 900.0), waiting(2), waiting(1, 1.0)]
     assert started(EASY, rows, 4) == [[2, 3], []]
-    # Two overdue jobs end together, now, so the head of 3 leaves one node beside it.
+    # Two overdue jobs are expected to end now, together, so the head of 3 leaves one node.
     rows = [running((0, 1), 900.0), running((2,), 950.0), waiting(3), waiting(1, 9000.0)]
     assert started(EASY, rows, 4) == [[], [3]]
 

@@ -1,4 +1,4 @@
-"""Names: all of the published ones, how they are forgiven, and what is said of the others."""
+"""Names of policies: all published ones, tolerated spellings, and messages about other names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.scheduling.policies.state import CHEAPEST_FIRST
 from testbed.scheduling.simulation.named import named
 from testbed.scheduling.workload.jobs import Job
 
-PUBLISHED = [  # the names of [RR] Table 2, and some of its appendix's form
+PUBLISHED = [  # the names of [RR] Table 2, and some names in the form of its appendix
     "Greedy */OPT=MIN",
     "GreedyP */OPT=AVG",
     "GreedyPM */OPT=MIN",

@@ -1,4 +1,4 @@
-"""The decision as a kernel: both forms agree in every bit, and rows that are not active do not matter."""
+"""The decision as a kernel: both forms give the same bits, and inactive rows do not matter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASE = (views(), st.sampled_from(POLICIES))
 
 @cache
 def engine():
-    """Compile once a process, as a live run does it, and give the twin back its place."""
+    """Compile once per process, as a live run does, and restore the twin afterwards."""
     dfrs.use_compiled()
     kernel = kernel_policy._compiled.pop(decide)
     assert kernel is compiled(decide)
@@ -57,19 +57,19 @@ def test_twin_and_compiled_agree_in_every_bit(case, policy):
         got = policy.decide(view, event)
     assert got.task_node.tobytes() == expected.task_node.tobytes()
     assert got.yield_frac.tobytes() == expected.yield_frac.tobytes()
-    assert len(kernel.signatures) == 1, "compiled once: what a policy passes has the types that were prepared"
+    assert len(kernel.signatures) == 1, "compiled once: a policy's arguments have the prepared types"
 
 
 @settings(max_examples=150)
 @given(*CASE, st.randoms(use_true_random=False))
 def test_rows_that_are_not_active_do_not_matter(case, policy, random):
-    """The state of a whole trace, with jobs that have ended or are still to come, gives what the view alone gives."""
+    """The state of a whole trace, with jobs that have ended or will be submitted, gives the same result as the view."""
     view, event = case
     jobs, alone = state_of(view)
     decide(policy.rules, jobs, alone, *asked(view, event))
     time_s, _, new, freed, periodic = asked(view, event)
 
-    active, rows = [], []  # rows of the great state: of the view, or None for one that is nobody's
+    active, rows = [], []  # rows of the whole state: the row of the view, or None for a job that is not in it
     for row in range(view.tasks.size):
         rows += [None] * random.randint(0, 2)
         active.append(len(rows))
@@ -82,7 +82,7 @@ def test_rows_that_are_not_active_do_not_matter(case, policy, random):
     def spread(column, other, kind):
         return np.array([other if row is None else column[row] for row in rows], dtype=kind)
 
-    task_node = np.full(offset[-1], 10**9)  # a node that is not there: reading it would be seen
+    task_node = np.full(offset[-1], 10**9)  # an index without a node: reading it would raise
     for place, row in enumerate(rows):
         if row is not None:
             task_node[offset[place] : offset[place + 1]] = before.task_node[jobs.offset[row] : jobs.offset[row + 1]]

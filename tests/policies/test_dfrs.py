@@ -1,4 +1,4 @@
-"""Decisions of DFRS: what holds for every one of them, and the order of things by hand."""
+"""Decisions of DFRS: invariants, and the order of operations in cases by hand."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_submissions_are_handled_one_by_one():
 
 
 def test_a_completion_is_handled_before_a_submission_and_does_not_see_it():
-    # The paused job would lose to the newcomer, whose priority is infinite, if both were looked at together.
+    # The paused job would lose to the newcomer, whose priority is infinite, if both were considered together.
     rows = [Row(1, mem=0.6, vt=50.0, paused=True), Row(1, mem=0.6, submit=1000.0)]
     both = Event(completed=(7,), submitted=(101,))
     assert decide("Greedy */OPT=MIN", rows, 1, both)[0] == [[0], []]
@@ -181,10 +181,10 @@ def test_the_marks_of_a_lost_node():
         Row(1, mem=0.6, vt=50.0, paused=True),
     ]
     lost = Event(changed=True)
-    # Placed anew where there is an action: the task on node 1 stays; with none, the job is paused.
+    # Placed again if there is an action: the task on node 1 stays; without an action, the job is paused.
     assert decide("Greedy */OPT=MIN", rows[:2], 4, lost, down=[0])[0] == [[3, 1], [2]]
     assert decide("GreedyP/per/OPT=MIN", rows, 4, lost, down=[0])[0] == [[], [2], []]
-    # Its memory on node 1 is free for others: they come first by priority.
+    # Its memory on node 1 is free for others, which come first by priority.
     assert decide("Greedy */OPT=MIN", rows, 3, lost, down=[0])[0] == [[], [2], [1]]
 
 

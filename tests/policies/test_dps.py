@@ -1,4 +1,4 @@
-"""Policies that book shares: who starts, and where."""
+"""Policies that book shares: the jobs that start, and their nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement helpers: what they place, that they leave everything as it was where they cannot, and what they decide."""
+"""Placement helpers: their placements, no changes if a placement is impossible, and their decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event of an instant: what it names, and in which order."""
+"""The event of an instant: its contents, and their order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GREEDY, EASY = parse("GREEDY"), parse("EASY")
 
 
 def test_a_job_that_is_tried_again_comes_before_a_younger_one() -> None:
-    # Jobs 100 and 101 wait and are tried again 2, 6, 14, 30 s after their submission; job 102 is new.
+    # Jobs 100 and 101 wait and are retried 2, 6, 14, 30 s after their submission; job 102 is new.
     view = view_of([Row(1, submit=0.0), Row(1, submit=8.0), Row(1, submit=14.0)], 1, time_s=14.0)
     event = event_at(GREEDY, view, 12.5, submitted=[102])
     assert event == Event(submitted=(100, 101, 102))

@@ -1,4 +1,4 @@
-"""Weights, guarantees and decay: by hand, against the plain kernel where all are equal, and kept in whole runs."""
+"""Weights, guarantees and decay: by hand, compared with the plain kernel if all are equal, and in whole runs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from testbed.scheduling.policies.priority import by_decreasing_priority
 from testbed.scheduling.policies.view import NOT_PLACED
 
 TENTHS = st.integers(1, 10)
-# A task: CPU need and memory in tenths. A node: the tasks that it holds, as far as memory allows.
+# A task: CPU need and memory in tenths. A node: the tasks on it, as far as memory permits.
 TASK = st.tuples(TENTHS, TENTHS)
 
 
@@ -33,7 +33,7 @@ def loaded_nodes(draw):
 
 
 def reference_place(nodes, cpu, mem, tasks):
-    """Task by task to the least loaded node with memory for it, in fractions; None if one finds none."""
+    """Place each task on the least loaded node with memory for it, in fractions; None if a task has none."""
     load = [sum((Fraction(c, 10) for c, _ in node), Fraction(0)) for node in nodes]
     used = [sum((Fraction(m, 10) for _, m in node), Fraction(0)) for node in nodes]
     out = []
@@ -71,7 +71,7 @@ def test_place_is_greedy_in_exact_arithmetic(nodes, task, tasks):
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1e-10, 1e-9, 0.3]))
 def test_place_task_by_task_whatever_the_loads(loads, tasks, need):
-    """Loads that nearly tie, and needs below the tolerance, come out as task after task would place them."""
+    """Loads that nearly tie, and needs below the tolerance, give the same result as placing task after task."""
     loads += [loads[0] + nudge for nudge in (9e-10, 1.8e-9, -1.5e-9)]
     cpu, out = np.array(loads), np.zeros(tasks, dtype=np.int64)
     expected = []
@@ -112,7 +112,7 @@ def test_nodes_that_may_not_be_used_are_full():
 
 @st.composite
 def running_jobs(draw):
-    """Jobs that run (list of nodes a job, memory in tenths), the first the least important, and a newcomer."""
+    """Running jobs (list of nodes per job, memory in tenths), least important first, and a newcomer."""
     nodes = draw(st.integers(1, 4))
     used = [0] * nodes
     jobs = []
@@ -127,7 +127,7 @@ def running_jobs(draw):
 
 
 def room_for(nodes, kept, newcomer):
-    """Whether the newcomer fits beside the kept jobs: whole tasks a node, in integers."""
+    """Whether the newcomer fits beside the kept jobs: whole tasks per node, in integers."""
     used = [sum(places.count(n) * mem for places, mem in kept) for n in range(nodes)]
     return sum((10 - u) // newcomer[1] for u in used) >= newcomer[0]
 
@@ -173,7 +173,7 @@ def test_priority_is_flow_over_virtual_time_squared_and_ties_go_to_the_first(job
 
 
 def test_the_more_important_victim_is_kept():
-    # On a full node .5 comes: .2, .2 and .4 are marked, then one of the first two may stay: the second.
+    # A job of .5 arrives at a full node: .2, .2 and .4 are marked; then one of the first two may stay: the second.
     rows = [Row(1, mem=mem, nodes=(0,)) for mem in (0.2, 0.2, 0.4)]
     jobs, cluster = state_of(view_of([*rows, Row(1, mem=0.5)], 1))
     marks, mem = np.zeros(3, dtype=np.bool_), np.array([1.0])

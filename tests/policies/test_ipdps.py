@@ -1,4 +1,4 @@
-"""What the algorithms of 2010 do otherwise: retries, paused jobs at every event, yields raised cheapest first."""
+"""Differences of the algorithms of 2010: retries, paused jobs at every event, yields raised cheapest first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decide(name, rows, nodes, event, **how):
 @given(st.floats(0, 1e6), st.integers(0, 300), st.floats(0, 4096))
 @example(10.0, 0, 0.0)
 def test_retries_are_doubled_and_then_every_4096_s(submit_s, count, later_s):
-    """After the attempt number `count`, whenever one looks, the next is the first instant that has not passed."""
+    """After attempt number `count`, the next attempt is at the first instant that has not passed, at any time."""
     waits = [float(min(2**12, 2**n)) for n in range(1, count + 3)]
     instants = [submit_s + sum(waits[:n]) for n in range(count + 3)]
     assert next_retry_s(submit_s, instants[count]) == instants[count + 1]
@@ -91,7 +91,7 @@ def test_a_young_job_has_the_priority_of_thirty_seconds():
 def test_what_is_left_goes_to_the_lowest_total_need_first():
     # Node 0: A (1 task, need 1) and B (2 tasks, need 1, the other on node 1 alone). Λ = 2; nothing is left on node 0.
     rows = [Row(1, cpu=0.6, nodes=(0,)), Row(2, cpu=0.6, nodes=(0, 1)), Row(1, cpu=0.9, nodes=(1,))]
-    # Λ = 1.5: yields 2/3; node 0 keeps .2 for A, which needs least: A at 1; then nothing grows but on node 1 none.
+    # Λ = 1.5: yields 2/3; node 0 keeps .2 for A, which needs least: A at 1; then no other job on it can grow.
     _, yields = decide("DYNMCB8-PER", rows, 2, Event())
     assert np.allclose(yields, [1.0, 2 / 3, 2 / 3])
 

@@ -1,4 +1,4 @@
-"""Policies that are kernels: what is refused, and that the same kernel decides on views."""
+"""Policies that are kernels: refusals, and the same kernel deciding on views."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ EPS = 1e-9
 
 
 def run(jobs, nodes, *, order=None, pinned=(), held=None, down=()):
-    """Pack jobs of (tasks, CPU need, memory); return the nodes of each job, None for one that was dropped.
+    """Pack jobs of (tasks, CPU need, memory); return the nodes of each job, None for a dropped job.
 
-    Virtual times make the priorities: 1 for the first of `order`, and so on; pinned ones have a time below MINVT, so
-    they come first in it.
+    Virtual times make the priorities: 1 for the first of `order`, and so on. Pinned jobs have a time below MINVT, so
+    they come first in the order.
     """
     rank = {row: place for place, row in enumerate(range(len(jobs)) if order is None else order)}
     rows = [
@@ -31,7 +31,7 @@ def run(jobs, nodes, *, order=None, pinned=(), held=None, down=()):
     ]
     view = view_of(rows, nodes, down=down)
     table, cluster = state_of(view)
-    # Whether a job is pinned depends on its state alone: those that are held and not pinned have stopped.
+    # A job is pinned by its state alone: jobs that have places and are not pinned have stopped.
     cluster.running[:] = [row in pinned for row in range(len(jobs))]
     rules = parse("/per/OPT=MIN/MINVT=1000").rules
     mcb8(np.arange(len(jobs)), table, cluster, rules, view.time_s, False)
@@ -41,7 +41,7 @@ def run(jobs, nodes, *, order=None, pinned=(), held=None, down=()):
     return [None if NOT_PLACED in places else places for places in split]
 
 
-# --- the same by the letter: no short cuts, the lists searched from the start for every task ----------------
+# --- the algorithm to the letter: no shortcuts, the lists searched from the start for every task ------------
 
 
 def naive_pack(jobs, rows, levels, nodes, pinned):
@@ -79,7 +79,7 @@ def naive_pack(jobs, rows, levels, nodes, pinned):
 
 
 def naive_mcb8(jobs, order, nodes, pinned, level=lambda _, target: target):
-    """Search the target; `level` says which yield a row needs for it, None if more than there is."""
+    """Search the target; `level` returns the yield that a row needs for it, None if that is impossible."""
     for kept in range(len(jobs), 0, -1):
         rows = sorted(order[:kept])
         pins = {row: places for row, places in pinned.items() if row in rows}
@@ -186,7 +186,7 @@ def test_packing_for_the_stretch_is_what_its_text_says(case, clamps):
 @settings(max_examples=60)
 @given(st.lists(JOB, min_size=1, max_size=4), st.integers(1, 3))
 def test_against_all_maps(jobs, nodes):
-    """No map beats the best one; memory holds; what was dropped is the end of the priority order."""
+    """No map beats the best one; memory suffices; dropped jobs are the last in the priority order."""
     got = run(jobs, nodes)
     kept = [row for row, places in enumerate(got) if places is not None]
     assert kept == list(range(len(kept)))
@@ -254,7 +254,7 @@ def test_the_least_yield_is_a_hundredth(count, together):
 
 
 def test_the_search_tries_the_least_yield_then_halves_to_a_hundredth(monkeypatch):
-    """Two jobs of need 1 share a node, so a half is the most; what exceeds the whole cluster is not even packed."""
+    """Two jobs of need 1 share a node, so 0.5 is the maximum; demands above the whole cluster are not even packed."""
     tried = []
 
     def noting(lists, *rest):

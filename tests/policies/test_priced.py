@@ -1,4 +1,4 @@
-"""Passes that know what moves cost: by hand, and never worse by their own measure; the limit of moves holds."""
+"""Passes that know the cost of moves: by hand, and never worse by their own measure; the limit of moves holds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def view(jobs: Sequence[tuple[float, float, tuple[int, ...]]], nodes: int, cost_
 
 
 def moved(seen: ClusterView, decision: Decision) -> list[int]:
-    """Return the ids of jobs that run on, and not on the same nodes."""
+    """Return the ids of jobs that continue to run, but on other nodes."""
     offset = np.concatenate(([0], np.cumsum(seen.tasks)))
     found = []
     for row, job in enumerate(seen.job_id.tolist()):
@@ -50,7 +50,7 @@ def moved(seen: ClusterView, decision: Decision) -> list[int]:
 
 
 def test_a_job_moves_only_if_all_gain_more_than_it_loses() -> None:
-    """Two jobs share a node at yields of 0.5 beside an idle one. One of them moves, and has 600 - c of 600 s."""
+    """Two jobs share a node at yields of 0.5; another node is idle. One of them moves, and gets 600 - c of 600 s."""
     shared = [(1.0, 0.3, (0,)), (1.0, 0.3, (0,))]
     plain = parse(PLAIN).decide(view(shared, 2, None), PASS)
     assert len(moved(view(shared, 2, None), plain)) == 1
@@ -106,14 +106,14 @@ def test_runs_are_sound_and_keep_the_limit(rows: list, base: str, suffix: str) -
     policy = parse(base + suffix)
     run = simulate(made(rows), 4, policy, constant(100.0), debug=True, compiling=NEVER)
     most = {"/KNOWS=cost": 10, "/MOVES=1": 1, "/KNOWS=cost/MOVES=2": 2}[suffix]
-    if base.startswith("/"):  # it moves jobs in passes alone
+    if base.startswith("/"):  # such policies move jobs only in passes
         _, counts = np.unique(run.moves.time_s[run.moves.kind == 1], return_counts=True)
         assert counts.max(initial=0) <= most
 
 
 @given(JOBS, st.sampled_from(BASES))
 def test_what_costs_nothing_is_never_worse(rows: list, base: str) -> None:
-    """With a cost of 0 a job stays where it is only if no other loses by that."""
+    """With a cost of 0 a job stays on its nodes only if no other job loses by that."""
     policy = parse(base + "/KNOWS=cost")
     assert isinstance(policy, PricedPolicy)
     seen: list[tuple[ClusterView, Event]] = []

@@ -29,7 +29,7 @@ def test_large_programs(seed, density):
 
 
 def test_degenerate_programs():
-    """Equal columns, rows and sides make ties everywhere, empty capacities make steps of length 0."""
+    """Equal columns, rows and right-hand sides give ties everywhere, capacities of 0 give steps of length 0."""
     for seed in range(60):
         rng = np.random.default_rng(seed)
         capacities, variables = rng.integers(1, 9), rng.integers(1, 12)

@@ -1,4 +1,4 @@
-"""Whole runs on virtual time: everybody finishes, nothing is over-committed, DFRS beats batch by far."""
+"""Whole runs in virtual time: all jobs finish, nothing is over-committed, DFRS beats batch by far."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stretches(jobs, outcome):
 
 
 def checked(view, event, decision):
-    """Every decision of a run keeps memory, CPU and the yields of those that run."""
+    """Assert that every decision of a run respects memory, CPU and the range of yields."""
     nodes = view.node_available.size
     assert (node_usage(decision.task_node, view.tasks, view.mem_req_frac, nodes) <= 1 + 1e-9).all()
     cpu = node_usage(decision.task_node, view.tasks, view.cpu_need_frac * decision.yield_frac, nodes)

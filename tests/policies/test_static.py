@@ -1,4 +1,4 @@
-"""The static problem: every algorithm's placement is one, and none beats the exact one or the bound."""
+"""The static problem: every algorithm's placement is valid, and none beats the exact solution or the bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static placement as a policy: arrivals place all anew, ends do not; services keep nodes; who has no room waits."""
+"""Static placement as a policy: arrivals place all services again, ends do not; a service that does not fit waits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def view(jobs: list[tuple[float, float, int | None]], available: list[bool]) -> 
 def test_an_arrival_places_all_anew_and_an_end_does_not() -> None:
     crowded = [(1.0, 0.3, 0), (1.0, 0.3, 0), (0.2, 0.3, None)]
     found = StaticPolicy("SG").decide(view(crowded, [True, True]), Event(submitted=(3,)))
-    assert found.task_node[0] != found.task_node[1], "the two that need all of a node are apart now"
+    assert found.task_node[0] != found.task_node[1], "the two services that need a whole node are apart now"
     assert found.yield_frac[:2].max() == 1.0
     stays = StaticPolicy("SG").decide(view(crowded[:2], [True, True]), Event(completed=(3,)))
     assert stays.task_node.tolist() == [0, 0]

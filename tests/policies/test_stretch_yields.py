@@ -1,4 +1,4 @@
-"""Yields of /stretch-per: linear programs and a general convex solver come to the same."""
+"""Yields of /stretch-per: linear programs and a general convex solver give the same results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_equation():
 @settings(max_examples=80)
 @given(placements())
 def test_the_stretch_is_max_min_fair(case):
-    """Whoever is below 1 has a full node on which nobody with more than the least yield has a better stretch."""
+    """A job below yield 1 has a full node on which no job above the least yield has a better stretch."""
     active, jobs, cluster = case
     stretch_yields(*case, NOW_S, PERIOD_S, average=False)
     weight, yields = weights(jobs, cluster), cluster.yield_frac
@@ -78,7 +78,7 @@ def test_the_stretch_is_max_min_fair(case):
 @settings(max_examples=40)
 @given(placements())
 def test_the_largest_stretch_is_least(case):
-    """A bisection, and a linear program that knows nothing of how x is raised, find the same smallest x."""
+    """A bisection and an independent linear program find the same smallest x."""
     _, jobs, cluster = case
     weight, runs = weights(jobs, cluster), cluster.running
     if not runs.any():
@@ -142,7 +142,7 @@ def test_the_average_stretch_is_least(case):
         assert mine <= average(found) * (1 + 2e-7)
     if reference.success:
         assert mine == pytest.approx(average(found), rel=1e-5)
-    # Nobody can rise any more.
+    # No job can rise any more.
     room = weight @ cluster.yield_frac < 1 - 1e-8
     for row in np.flatnonzero(runs & (cluster.yield_frac < 1 - 1e-8)):
         assert not room[weight[:, row] > 0].all()
@@ -155,7 +155,7 @@ def test_by_hand():
     for average in (False, True):
         stretch_yields(active[1:], jobs, cluster, NOW_S, PERIOD_S, average)
         assert cluster.yield_frac[1:] == pytest.approx([0.5, 0.5], abs=1e-6)
-    # One that has had a full past stands better than both ever will: it gets the least.
+    # A job with a full yield in the past has a better stretch than both can reach: it gets the least yield.
     cluster.virtual_time_s[0] = NOW_S
     for average in (False, True):
         stretch_yields(active, jobs, cluster, NOW_S, PERIOD_S, average)

@@ -1,4 +1,4 @@
-"""The suffix `/WITHIN=dps`: names, and that the policy before it decides."""
+"""The suffix `/WITHIN=dps`: names, and decisions by the policy before the suffix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two virtual clusters on the same nodes: who starts, who is paused, and which slot of a node is active."""
+"""Two virtual clusters on the same nodes: started and paused jobs, and the active slot of each node."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nothing_is_lent_while_a_parallel_job_waits():
 
 def test_a_parallel_job_takes_lent_nodes_back_and_the_emptiest_first():
     lent = [serial(0), serial(0), serial(1)]
-    assert places([*lent, parallel(4)]) == [[0], [0], [2], [1] * 4]  # the paused one finds another node
+    assert places([*lent, parallel(4)]) == [[0], [0], [2], [1] * 4]  # the paused job resumes on another node
     busy = [serial(node) for node in (2, 2, 2, 2, 3, 3, 3, 3)]
     assert places([*lent, *busy, parallel(4)])[:3] == [[0], [0], [0]]
     assert places([*lent, *busy, parallel(8)])[:3] == [[], [], []]
@@ -144,7 +144,7 @@ def test_a_lent_node_goes_back_and_its_job_pays_for_the_pause():
     ]  # fmt: skip
     found = simulate(jobs, 2, parse("XGE"), constant(30.0), debug=True, compiling=NEVER)
     assert found.preemptions.tolist() == [0, 1, 0]
-    assert found.end_s.tolist() == [100.0, 180.0, 60.0]  # paused from 10 to 60, and 30 s until it works again
+    assert found.end_s.tolist() == [100.0, 180.0, 60.0]  # paused from 10 to 60, and at work again after 30 s
 
 
 JOBS = st.lists(
@@ -208,7 +208,7 @@ def test_the_kernel_decides_as_the_reference_does(found, nodes, name):
 
 
 def with_one_slot(view):
-    """Return a view in which each node has serial or parallel jobs, and no more of either than its CPU allows."""
+    """Return a view in which each node has serial or parallel jobs, and neither kind exceeds its CPU."""
     keep = view.state.copy()
     offset = np.concatenate([[0], np.cumsum(view.tasks)])
     task_node = view.task_node.copy()

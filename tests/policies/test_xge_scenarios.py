@@ -1,4 +1,4 @@
-"""The scenarios of XGE: whatever suspending costs, nodes are lent, taken back, and taken for the urgent job."""
+"""The scenarios of XGE: at any cost of suspending, nodes are lent, taken back, and taken for the urgent job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The active slot of a node, by who is on it."""
+"""The active slot of a node, by the jobs on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.scheduling.policies.xge_slots import (
     partitions_of,
 )
 
-RUNS, STANDS = (False, True), (False, False)  # of a serial job: whether it is parallel, whether it runs
+RUNS, STANDS = (False, True), (False, False)  # serial jobs, as (is parallel, runs)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_max_min_yields_have_a_bottleneck_each(case):
     check_feasible(cluster, weight)
     used = weight @ yields
     for row in active[cluster.running & (yields < 1)]:
-        # A node is its bottleneck: full, and nobody there has more.
+        # A node is its bottleneck: full, and no job there has a higher yield.
         assert any(
             used[node] >= 1 - TINY and yields[row] >= yields[weight[node] > 0].max() - TINY
             for node in np.flatnonzero(weight[:, row])
@@ -54,13 +54,13 @@ def test_max_min_yields_have_a_bottleneck_each(case):
 @settings(max_examples=30)
 @given(placements())
 def test_no_yields_are_lexicographically_larger(case):
-    """Level after level a linear program finds the same minimum of the jobs that can still grow."""
+    """At each level, a linear program finds the same minimum of the jobs that can still grow."""
     _, jobs, cluster = case
     max_min_yields(*case)
     weight, yields = weights(jobs, cluster), cluster.yield_frac
     open_ = cluster.running.copy()
     while open_.any():
-        # Variable: the common level of the open jobs; fixed ones use what they were found to have.
+        # Variable: the common level of the open jobs; fixed jobs use their final yields.
         level = linprog(
             [-1.0],
             A_ub=weight[:, open_].sum(axis=1)[:, None],
@@ -94,7 +94,7 @@ def test_average_yields_solve_the_linear_program(case):
 @settings(max_examples=50)
 @given(placements())
 def test_the_cheapest_job_rises_first(case):
-    """Job after job the least-need heuristic gives all that there is, and then nobody can rise."""
+    """The least-need heuristic gives job after job all that is free, and then no job can rise."""
     active, jobs, cluster = case
     raise_cheapest_first(*case)
     weight = weights(jobs, cluster)
@@ -129,7 +129,7 @@ def test_by_hand():
 
 def test_the_heuristic_is_not_the_optimum():
     # Node 3 makes the minimum a half, which leaves 0.25 on node 0. A has the least total need, but B, whose second
-    # task sits where there is plenty, needs less on node 0.
+    # task is on a node with enough CPU, needs less on node 0.
     jobs = [([0], 0.5), ([0, 1], 0.3), ([0], 0.7), ([3], 1.0), ([3], 1.0)]
     assert run(raise_cheapest_first, 4, *jobs) == pytest.approx([1.0, 0.5, 0.5, 0.5, 0.5])
     assert run(average_yields, 4, *jobs) == pytest.approx([0.7, 1.0, 0.5, 0.5, 0.5])

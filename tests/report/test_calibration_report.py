@@ -1,4 +1,4 @@
-"""The page of a calibration: what was measured is drawn, what was not is said, and nothing is asked of a network."""
+"""The page of a calibration: it draws the measurements, names the missing ones, and needs no network."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def poor(tmp_path_factory):
 
 @pytest.fixture
 def words_only(monkeypatch):
-    """Leave the drawings away, which take most of the time."""
+    """Leave out the drawings, which take most of the time."""
     monkeypatch.setattr(page_module, "inline_svg", lambda _chart, _width_in, variant: f"<svg class={variant}></svg>")
 
 
@@ -117,7 +117,7 @@ def test_what_was_not_measured_is_one_line_with_its_reason(whole, left_out):
     absent = {
         one.name: one.reason for one in figures_of(calibration_page(without, calibration)) if isinstance(one, Absent)
     }
-    other_sources = {"calibration_penalty", "calibration_clocks"}  # of which live migrations give a part
+    other_sources = {"calibration_penalty", "calibration_clocks"}  # live migrations provide a part of these
     assert set(FIGURES[left_out]) - other_sources <= set(absent) <= set(FIGURES[left_out])
     assert all(f"{left_out} was left out on this lab: the lab has no such thing." in why for why in absent.values())
 
@@ -160,7 +160,7 @@ def test_every_observation_is_a_dot(whole):
     for axes in figure.axes:
         dots = [one for one in axes.collections if isinstance(one, PathCollection) and one.get_facecolor().size]
         assert sum(len(one.get_offsets()) for one in dots) == len(grid)
-        assert len({tuple(one.get_paths()[0].vertices.ravel()) for one in dots}) == 3  # shapes tell levels apart, too
+        assert len({tuple(one.get_paths()[0].vertices.ravel()) for one in dots}) == 3  # shapes distinguish levels, too
 
 
 def test_suspend_and_resume_of_guests_alone_have_medians_with_intervals_at_every_size(whole):

@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads, goes on, comes back, changes over to the next run, and can be read."""
+"""The page in a real browser: it loads, updates, reconnects, switches to the next run, and is legible."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not there: pages cannot be tried"),
 ]
 
-# Ratio of luminances of each text on the page and what is painted behind it: the least, with the text.
+# The lowest contrast ratio of a text on the page to its background, with the text.
 CONTRAST = """() => {
   const parts = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
   const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, index) => {
@@ -77,7 +77,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser(run: Path) -> Iterator[Browser]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pages cannot be tried")
-    assert run.exists()  # rehearsed before: no other event loop can run while this one is open
+    assert run.exists()  # made before, because no other event loop can run while this one is open
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         yield chromium
@@ -85,7 +85,7 @@ def browser(run: Path) -> Iterator[Browser]:
 
 
 class Dashboard:
-    """The command as a process, on a port that it keeps over a restart."""
+    """The command as a process, on a port that stays the same after a restart."""
 
     def __init__(self, *arguments: str) -> None:
         with socket.socket() as probe:
@@ -122,7 +122,7 @@ def dashboard(*arguments: str) -> Iterator[Dashboard]:
 def opened(
     browser: Browser, url: str, width: int = 1280, scheme: Literal["light", "dark"] = "light"
 ) -> Iterator[tuple[Page, list[str]]]:
-    """Open a page; whatever its console complains of is gathered."""
+    """Open a page; errors and warnings of its console are collected."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     page.set_default_timeout(HANG_S * 1000)
@@ -150,7 +150,7 @@ def middle_of(run: Path, runs: Path, name: str = "2026-11-22T00-00-00-growing") 
     at_s = next(json.loads(line)["t_s"] for line in lines if '"verb":"save"' in line)
     growing = GrowingRun(run, runs / name, at_s)
     growing.advance_past('"verb":"save"')
-    # the page calls a run silent some time after its files grew: these stay new, however long a browser takes to start
+    # the page calls a run silent some time after its last change: these files stay new, however slowly a browser starts
     os.utime(growing.target / "events.jsonl", (time.time() + 86_400,) * 2)
     return growing, at_s
 
@@ -227,7 +227,7 @@ def test_the_page_comes_back_when_the_dashboard_was_killed(browser: Browser, run
         text(page, "#state", "Finished")
         assert all(re.search("ERR_|Failed to load", one) for one in complaints), (
             complaints
-        )  # the browser says it was gone
+        )  # the browser reports the lost connection
 
 
 def test_the_page_changes_over_to_the_next_run(browser: Browser, run: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard's server: who is let in, what the stream says, and how it ends."""
+"""The dashboard's server: access control, the contents of the stream, and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from testbed.study.report.browser.follow import Follower
 from testbed.study.report.browser.guard import Guard, read_token
 from testbed.study.report.browser.hub import QUEUE_MESSAGES, Hub
 
-TOKEN = "a-token-of-some-length"  # noqa: S105  # of this test alone
+TOKEN = "a-token-of-some-length"  # noqa: S105  # used by this test only
 CODE = (
     "import sys; from testbed.cli import main; main._COMMANDS['dashboard'] = ('testbed.cli.dashboard', ''); main.main()"
 )
@@ -72,7 +72,7 @@ async def next_event(response: ClientResponse) -> dict[str, Any]:
 
 
 async def raw_status(client: TestClient[web.Request, web.Application], path: str) -> int:
-    """Ask for a path as it is written: a client library would tidy it up."""
+    """Request a path without changes, because a client library would normalise it."""
     reader, writer = await asyncio.open_connection(client.server.host, client.server.port)
     writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
     status = int((await reader.readline()).split()[1])
@@ -184,7 +184,7 @@ def test_the_stream_begins_with_the_page_goes_on_with_changes_and_resumes(run: P
             assert "head" not in second["data"]
             assert len(json.dumps(second)) < len(json.dumps(first))
             response.close()
-            await follower.look()  # nothing new: nothing is sent
+            await follower.look()  # without news, nothing is sent
             growing.advance(middle_s + 5)
             await follower.look()
             async with client.get("/events", headers={"Last-Event-ID": second["id"]}) as resumed:
@@ -266,7 +266,7 @@ def test_a_browser_that_reads_nothing_does_not_stop_the_others(run: Path, tmp_pa
             async with client.get("/events") as response:
                 await next_event(response)
                 async with asyncio.timeout(HANG_S):
-                    while len(follower.hub) < 2:  # noqa: ASYNC110  # the server tells nobody of a new stream
+                    while len(follower.hub) < 2:  # noqa: ASYNC110  # the server has no event for a new stream
                         await asyncio.sleep(0.005)
                 step_s = growing.end_s / 100
                 for number in range(1, 102):
@@ -329,7 +329,7 @@ def test_a_signal_closes_the_streams_and_ends_the_process_with_130(run: Path, nu
 def test_another_host_needs_a_token_even_when_none_was_given(run: Path) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        [*COMMAND, str(run), "--port", "0", "--host", "0.0.0.0"],  # noqa: S104  # it is what the test is about
+        [*COMMAND, str(run), "--port", "0", "--host", "0.0.0.0"],  # noqa: S104  # the test is about this address
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
     ) as process:  # fmt: skip
         try:

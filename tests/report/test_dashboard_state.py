@@ -1,4 +1,4 @@
-"""What the page shows of a run: the same however its files grew, and right."""
+"""The state of the page for a run: independent of how its files grew, and correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Browser:
-    """What the page's script keeps, in a few lines."""
+    """A small model of the state that the page's script keeps."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def test_a_run_that_grows_in_any_pieces_is_shown_as_one_that_is_read_at_once(
     for share in [*cuts, 1.0]:
         journal_to = int(share * len(journal))
         points_to = len(points) if share == 1.0 else min(cut_points, int(share * len(points)))
-        if journal[:journal_to].count(b"\n") > 2:  # the manifest is there before the replay begins
+        if journal[:journal_to].count(b"\n") > 2:  # the manifest exists before the replay begins
             (growing / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
         for name, content, to in (("events.jsonl", journal, journal_to), ("points.lp", points, points_to)):
             with (growing / name).open("ab") as file:
@@ -175,7 +175,7 @@ def test_guests_that_compete_by_shares_have_their_share_and_their_bank() -> None
 
 
 def test_a_page_of_a_run_with_shares_shows_them(run: Path) -> None:
-    """Shares are in the place of the caps that a policy requests; a page without them is as before."""
+    """Shares replace the caps that a policy requests; a page without shares is as before."""
     state = RunState("run")
     state.feed_manifest(json.loads((run / "manifest.json").read_text()))
     lines = (run / "events.jsonl").read_bytes().splitlines()
@@ -197,7 +197,7 @@ def test_a_page_of_a_run_with_shares_shows_them(run: Path) -> None:
     assert changed["head"]["shares"] is True
     shown = changed["nodes"][str(node)]
     assert [row[2] for row in shown["guests"] if row[:2] == [job, task]] == [pytest.approx(requested / 4, abs=1e-4)]
-    assert shown["banks"] == [[job, 0.125]], "of a guest that is not there nothing is shown"
+    assert shown["banks"] == [[job, 0.125]], "missing guests are not shown"
 
 
 def test_use_is_the_cpu_time_between_the_last_two_samples() -> None:
@@ -213,17 +213,17 @@ def test_use_is_the_cpu_time_between_the_last_two_samples() -> None:
     guest = telemetry.by_node["rack 1,node=2"].guests[7, 0]
     assert guest.used_cores == pytest.approx(0.4)
     del fields["cap_cores"]
-    telemetry.feed(sample(1.9, 5 * 10**9 // 2))  # its cap could not be read: what it uses is known all the same
+    telemetry.feed(sample(1.9, 5 * 10**9 // 2))  # its cap could not be read, but its use is still known
     guest = telemetry.by_node["rack 1,node=2"].guests[7, 0]
     assert (guest.cap_cores, guest.used_cores) == (None, pytest.approx(1.0))
-    telemetry.feed(sample(0.1, 3 * 10**9))  # it was restored: another process
+    telemetry.feed(sample(0.1, 3 * 10**9))  # the guest was restored, as another process
     assert telemetry.by_node["rack 1,node=2"].guests[7, 0].used_cores is None
     node = {
         "cpu_frac": 0.5, "memory_used_mib": 9.0, "disk_read_mib": 0.0, "disk_written_mib": 0.0,
         "net_received_mib": 0.0, "net_sent_mib": 0.0, "agent_cpu_s": 0.0, "agent_rss_mib": 0.0,
     }  # fmt: skip
     telemetry.feed(to_line("node", {"node": tags["node"]}, node, 9 * 10**9).encode())
-    assert telemetry.by_node["rack 1,node=2"].guests == {}  # not heard of for six seconds
+    assert telemetry.by_node["rack 1,node=2"].guests == {}  # no sample for six seconds
     assert telemetry.feed(b'job,job=1 state="running",trace_s=1.0 5') is None
     assert telemetry.feed(b"node,node=a cpu_frac=half 5") is None
 
@@ -373,7 +373,7 @@ def test_a_result_that_is_found_wrong_later_counts_once() -> None:
 
 def test_eta_follows_the_work_that_is_done() -> None:
     history = History()
-    assert board_of(history).eta_s(10.0) is None  # nothing is known
+    assert board_of(history).eta_s(10.0) is None  # there is no data yet
     needs = {1: (2, 0.5, 100.0), 2: (1, 1.0, 300.0)}
 
     def feed(kind: str, **entry: object) -> None:
@@ -418,4 +418,4 @@ def test_a_run_tells_its_work_until_all_is_done(run):
     assert fracs[-1] == pytest.approx(1.0)
     assert fracs == sorted(fracs)
     assert len({round(frac, 2) for frac in fracs}) > 5
-    assert state.eta_s() is None  # it has ended
+    assert state.eta_s() is None  # the run has ended

@@ -1,4 +1,4 @@
-"""Gantt charts: every span has its bar, no two share a place, numbers are inside their bars, large ones stay small."""
+"""Gantt charts: every span has its bar, no bars overlap, numbers are inside their bars, large charts stay small."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def schedule(spans: list[Span], *, nodes: int = 2, name: str = "measured", state
 
 
 def story() -> Schedule:
-    """One job of each life: preempted and moved, migrated live, short, and one that needs a whole node."""
+    """One job of each kind: preempted and moved, migrated live, short, and one that needs a whole node."""
     return schedule([
         Span(1, 0, 0, 0, 2, START, 1.0), Span(1, 0, 0, 2, 10, RUN, 1.0), Span(1, 0, 0, 10, 14, RUN, 0.5),
         Span(1, 0, 0, 14, 16, SAVE, 0.0), Span(1, 0, 0, 24, 28, WAIT, 0.0), Span(1, 0, 1, 28, 32, TRANSFER, 0.0),
@@ -173,7 +173,7 @@ def test_numbers_are_written_inside_their_bars_or_not_at_all() -> None:
         figure = gantt_figure([story()], width_in=width_in)
         FigureCanvasAgg(figure).draw()
         written = Counter(text.get_text() for text in figure.axes[0].texts)
-        assert written["3"] == 0, "a hundredth of a second has no room"
+        assert written["3"] == 0, "a bar of a hundredth of a second is too small"
         assert {"1", "2", "4"} <= set(written)
         for axes in figure.axes[:1]:
             boxes = [path.get_extents(axes.transData) for each in axes.collections for path in each.get_paths()]

@@ -1,4 +1,4 @@
-"""The story of one job: of runs that the real controller made in virtual time, undisturbed and disturbed."""
+"""The story of one job, from runs of the real controller in virtual time, undisturbed and disturbed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_operations_and_yields_are_those_of_the_journal(run: Path) -> None:
 
 
 def wanted(decision: Decision, job: int) -> dict[str, Any] | None:
-    """Return what the columns of a decision want of a job."""
+    """Return the decided state of a job from the columns of a decision."""
     row = decision.view.job_id.index(job)
     first = sum(decision.view.tasks[:row])
     nodes = sorted(decision.decision.task_node[first : first + decision.view.tasks[row]])
@@ -98,7 +98,7 @@ def test_a_batch_policy_lets_jobs_wait_for_its_choice(tmp_path: Path) -> None:
     first, chosen = events(told, "decision")[:2]
     assert (first["submitted"], first["after"]) == ([3], None)
     assert (chosen["ended"], chosen["left_out"]) == ([{"job": 2, "state": "done"}], 1)
-    words = f"decision {chosen['number']} (job 2 done), after 1 more that left it out: run on node-0 at yield 1.00"
+    words = f"decision {chosen['number']} (job 2 done), after 1 more without this job: run on node-0 at yield 1.00"
     assert words in text(told)
 
 
@@ -319,7 +319,7 @@ def test_a_cap_waits_for_the_start_of_its_own_job(journal: Journal) -> None:
     assert told.story.waits_for is not None
     assert (told.story.waits_for.kind, told.story.waits_for.behind) == (OPERATION, "start")
     assert "is being started when the journal ends" in text(told)
-    assert "start on node-a at yield 1.00: under way for 4.00 s at the end" in text(told)
+    assert "start on node-a at yield 1.00: in progress for 4.00 s at the end" in text(told)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_a_live_migration_that_failed_tells_what_both_ends_had(journal: Journal)
     journal.write(2, "migration", **ends, error="no progress for 20 s", at_source=True, at_target=None)
     journal.write(3, "aborted", reason="interrupted")
     told = read_job_report(journal.folder, 1)
-    assert "at the source: there, at the target: not known" in text(told)
+    assert "at the source: present, at the target: unknown" in text(told)
     assert text(told).splitlines()[-1].endswith("the run was aborted: interrupted")
     assert as_data(told)["run_aborted"] == "interrupted"
 

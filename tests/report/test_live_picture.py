@@ -89,7 +89,7 @@ def test_picture_tells_what_matters():
     ):  # fmt: skip
         assert told in whole
     bar = next(line for line in text if line.startswith("node-a")).split()[1]
-    # 40 cells a node: job 71 may use 20 of them, uses 10 and its number covers 2; 75 may use 10 and stands still
+    # 40 cells per node: job 71 may use 20 of them, uses 10, and its number covers 2; job 75 may use 10 and is idle
     assert bar == "71" + "█" * 8 + "░" * 10 + "75" + "░" * 8 + "·" * 10
     assert "lost" in next(line for line in text if line.startswith("node-b"))
 

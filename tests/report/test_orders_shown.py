@@ -1,4 +1,4 @@
-"""What every view says of a run that was paused, and of a node that was drained: a rehearsal in virtual time."""
+"""Every view of a run that was paused, and of a drained node: a dry run in virtual time."""
 
 from __future__ import annotations
 

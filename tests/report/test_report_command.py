@@ -1,4 +1,4 @@
-"""The command `testbed report`: where it writes, what it prints, and what it says of mistakes."""
+"""The command `testbed report`: its files, its output, and its messages about mistakes."""
 
 import importlib.util
 import json
@@ -23,13 +23,13 @@ def source(tmp_path_factory):
 
 @pytest.fixture
 def run(source, tmp_path, monkeypatch):
-    """A copy of a run; pages are written without their drawings, which are tested elsewhere."""
+    """A copy of a run; pages are written without their drawings, which other tests cover."""
     monkeypatch.setattr(page_module, "inline_svg", lambda _chart, _width_in, variant: f"<svg class={variant}></svg>")
     return shutil.copytree(source, tmp_path / "one")
 
 
 def call(*arguments):
-    """Run the command; errors of the testbed come out, as its entry point turns them into exit codes."""
+    """Run the command; errors of the testbed propagate, because only the entry point turns them into exit codes."""
     result = CliRunner().invoke(report, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -85,7 +85,7 @@ def test_a_run_without_a_summary_has_tables_and_a_page(run):
 
 def test_several_runs_are_compared_where_out_says(run, source, tmp_path):
     result = call(run, source, "--no-html")
-    assert result.stdout.count("max bounded stretch") == 3  # of each, and side by side
+    assert result.stdout.count("max bounded stretch") == 3  # for each run, and in the comparison
     assert call(run, source).exit_code == 0
     assert not (run / "report.html").exists()
     call(run, source, "--out", tmp_path / "both" / "page.html")

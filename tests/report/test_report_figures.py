@@ -1,4 +1,4 @@
-"""Figures of a report: what they compute, what they say, and that they are the same bytes each time."""
+"""Figures of a report: their values, their texts, and identical bytes each time."""
 
 import math
 import re
@@ -69,7 +69,7 @@ def penalty(number, gigabytes, seconds, reason="preemption"):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples():
-    """A fifth of the resamples, for the sake of the time."""
+    """A fifth of the resamples, to save time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(robust, "RESAMPLES", 200)
         yield
@@ -81,11 +81,11 @@ def few_resamples():
 )  # fmt: skip
 @settings(max_examples=10, deadline=None)
 def test_a_line_is_found_although_one_in_six_points_is_far_off(intercept, slope, thousandths):
-    x = np.array(sorted(thousandths)) / 100  # points that are far off at one end alone would tilt the line
+    x = np.array(sorted(thousandths)) / 100  # outliers at one end only would tilt the line
     y = intercept + slope * x
     y[::6] += 1000.0
     fit = robust_fit(x, y, np.arange(x.size))
-    if x.size < 24 and fit.slope is None:  # so few points need not support a slope
+    if x.size < 24 and fit.slope is None:  # so few points may not support a slope
         return
     assert fit.slope.low <= slope * (1 + 1e-9)
     assert fit.slope.high >= slope * (1 - 1e-9)
@@ -100,7 +100,7 @@ def test_an_exact_line_has_its_numbers_and_no_width():
 
 
 def test_a_slope_that_the_data_do_not_support_is_not_claimed():
-    """A 95 % interval is wrong about once in twenty; scipy's own of the same estimator is in as many of these."""
+    """A 95 % interval misses the truth about once in twenty; scipy's interval of the same estimator does, too."""
     constants = 0
     for seed in range(10):
         draw = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ def test_the_t_interval_is_scipys(values):
         assert (mine.low, mine.high) == pytest.approx((low, high), rel=1e-4, abs=1e-4 * spread)
 
 
-# figures and what they compute
+# figures and their values
 
 
 def test_utilisation_is_demand_and_what_progressed():
@@ -234,7 +234,7 @@ def test_caps_are_told_apart_by_program():
     assert "n = 7 windows (6 of eatcpu, 1 of patterns)" in scatter.caption
     assert "eatcpu: mean |error| 1.00, 5 to 95 % -1.00 to -1.00 pp over 6 windows" in histogram.caption
     assert "patterns: mean |error| 10.00" in histogram.caption
-    marked = table.with_columns(drifted=pl.Series([None, False, *[True] * 4, False]))  # None: a run of before
+    marked = table.with_columns(drifted=pl.Series([None, False, *[True] * 4, False]))  # None: an older run
     assert "n = 3 windows (2 of eatcpu, 1 of patterns)" in figures_caps(facts(jobs), marked)[0].caption
     assert [type(one) for one in figures_caps(facts(), None)] == [Absent]
     assert [type(one) for one in figures_caps(facts(), table.head(0))] == [Absent]
@@ -278,7 +278,7 @@ CHART = Chart("one", "One", "caption", "what <it> shows", hostile)
 
 def test_a_drawing_in_a_page_is_whole_escaped_and_the_same_again():
     text = inline_svg(CHART, 5.0, "wide")
-    root = ET.fromstring(text.replace("currentColor", "#000000"))  # noqa: S314  # what we made
+    root = ET.fromstring(text.replace("currentColor", "#000000"))  # noqa: S314  # our own file
     assert text == inline_svg(CHART, 5.0, "wide")
     words = [element.text for element in root.iter("text")]
     assert "<script>alert(1)</script> $x_1$ & 1.23456" in words, "neither markup, nor mathematics, nor rounded"

@@ -1,4 +1,4 @@
-"""Pages of runs: whole ones, broken ones, hostile ones, several of them; and what a browser makes of one."""
+"""Pages of runs: complete, broken and hostile runs, several runs; and a page in a browser."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from testbed.errors import UserError
 from testbed.study.report.page import document as page_module
 from testbed.study.report.page.document import comparison_page, render, run_page, write_page
 from testbed.study.report.page.style import Absent, inline_svg
-from testbed.study.report.run.comparison import band_of, groups_of, same_runs, verdicts
+from testbed.study.report.run.comparison import Band, _words, band_of, groups_of, same_runs, verdicts
 from testbed.study.report.run.facts import read_facts
 from testbed.study.report.run.response_times import response_table, response_times
 from testbed.study.report.run.run_data import load_run_data
@@ -38,7 +38,7 @@ def page_of(path):
 
 @pytest.fixture
 def words_only(monkeypatch):
-    """Leave the drawings away, which take most of the time."""
+    """Leave out the drawings, which take most of the time."""
     monkeypatch.setattr(page_module, "inline_svg", lambda _chart, _width_in, variant: f"<svg class={variant}></svg>")
 
 
@@ -96,7 +96,7 @@ def test_what_a_scenario_or_a_failure_says_is_text_and_no_markup(run, words_only
     for tag in ("script", "img"):
         assert tag not in found.tags + drawing.tags
     assert found.text.count("<script>alert('x')</script>") >= 5
-    assert "Complete, but not well: 12 of 12 jobs done, 1 failed." in found.text
+    assert "Complete, but not all jobs succeeded: 12 of 12 jobs done, 1 failed." in found.text
     assert f"Job 71 failed (unknown): {evil}" in found.text
 
 
@@ -118,7 +118,7 @@ def test_a_run_whose_controller_was_killed_has_a_page_that_says_so(run, words_on
     assert 0 < done < 12
     facts = read_facts(run)
     assert sum(job.state == "done" for job in facts.jobs) == done
-    assert len(facts.jobs) == 12  # those that were still to come, too
+    assert len(facts.jobs) == 12  # including jobs that were not yet submitted
     assert all(job.cpu_need_frac > 0 and job.run_time_s > 0 for job in facts.jobs)
 
 
@@ -138,7 +138,7 @@ def test_points_that_an_older_version_lacked_leave_a_sentence(run, words_only):
     old = [line for line in (run / "points.lp").read_text().splitlines() if line.startswith(("node,", "job,"))]
     (run / "points.lp").write_text("\n".join(old) + "\n")
     found = reader_of(run)
-    assert "No cap held still for long enough" in found.text
+    assert "No cap was constant for long enough" in found.text
     assert "This run has no points of operations." in found.text
     assert "This run has no points of supersteps" in found.text
     (run / "points.lp").unlink()
@@ -199,7 +199,7 @@ def test_policies_are_held_against_the_band_of_repeats(repeats):
     words = {one.group.policy: (one.words, one.inside) for one in verdicts(groups, ["max_stretch"])}
     assert words == {
         "B": ("outside the noise band, above it by 8.3% of its edge", False),
-        "C": ("inside the noise band: not told from it", True),
+        "C": ("inside the noise band: no difference shown", True),
     }
 
 
@@ -226,7 +226,7 @@ def test_the_page_of_several_runs_sets_them_side_by_side(repeats, words_only):
 
 @pytest.fixture
 def shared(source, tmp_path):
-    """Three runs under DPS/bank and one under DPS/none, with one parallel job each; it failed in one run more."""
+    """Three runs under DPS/bank and one under DPS/none, with one parallel job each, which failed in a further run."""
     found = []
     for number, (policy, end_s) in enumerate(
         [("DPS/bank", 100.0), ("DPS/bank", 110.0), ("DPS/bank", 120.0), ("DPS/bank", None), ("DPS/none", 150.0)]
@@ -291,7 +291,7 @@ def test_a_page_that_cannot_be_written_is_named(run, tmp_path, words_only):
 def test_a_browser_shows_pages_without_network_script_errors_or_sideways_scrolling(run, repeats, tmp_path):
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not Path(CHROMIUM).exists():
-        pytest.skip(f"{CHROMIUM} is not there")
+        pytest.skip(f"{CHROMIUM} is not installed")
     write_page(page_of(run), tmp_path / "one.html")
     write_page(comparison_page([load_run_data(path) for path in repeats]), tmp_path / "several.html")
     options = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -321,3 +321,15 @@ def test_a_browser_shows_pages_without_network_script_errors_or_sideways_scrolli
                 assert small >= 7.5, f"{name}: text of {small} px on {width}"
                 tab.close()
         browser.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([1.5, 1.7], "inside the noise band: no difference shown"),
+        ([0.5, 1.5], "partly inside: 1 of 2 runs within the noise band"),
+        ([0.5, 2.5], "on both sides of the noise band: no run within it"),
+    ],
+)
+def test_runs_that_are_not_beyond_the_band_on_one_side_show_no_difference(values: list[float], words: str) -> None:
+    assert _words(Band(2, 1.0, 2.0, None), values) == (words, True)

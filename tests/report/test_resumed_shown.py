@@ -1,4 +1,4 @@
-"""What every view says of a run that was without a controller for a while: it was killed in a save, in virtual time."""
+"""Every view of a run that was without a controller for a while, which was killed in a save, in virtual time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(killed: KilledController) -> Path:
 
 
 def saved_job(run: Path) -> int:
-    """Return the job whose save was carried on."""
+    """Return the job whose save was continued."""
     journal = read_journal(run / "events.jsonl")
     (carried_on,) = (entry["carried_on"] for entry in journal if entry["kind"] == "recovered")
     (job,) = (entry["job"] for entry in journal if entry["kind"] == "intent" and [entry["action"]] == carried_on)
@@ -92,9 +92,9 @@ def test_the_story_of_a_job_tells_of_it(run: Path) -> None:
     text = "\n".join(lines(report))
     assert "resumed the run, whose controller was lost 60.0 s before" in text
     assert "trace time continues after 60." in text
-    assert ", carried on after the loss of the controller: took " in text
+    assert ", continued after the loss of the controller: took " in text
     others = [read_job_report(run, each.job_id) for each in Run(run)._facts.jobs]
-    assert any("the job ran on meanwhile" in "\n".join(lines(other)) for other in others)
+    assert any("the job ran in that time" in "\n".join(lines(other)) for other in others)
     blind = [span for other in others for span in other.story.waits if span.wait.kind == BLIND]
     (known,) = read_history(run / "events.jsonl").standstill.blind
     assert blind

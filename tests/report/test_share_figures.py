@@ -1,4 +1,4 @@
-"""Shares that moved, in the report: the same data of points and of simulations, and what the figures say of it."""
+"""Shares that moved, in the report: the same data from points and from simulations, and their figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def times(seconds: list[float]) -> pl.Series:
 
 
 def transfers(*rows: tuple[float, str, str, float]) -> pl.DataFrame:
-    """Return points of job 5: second, giver, receiver, and what was taken so far."""
+    """Return points of job 5: second, giver, receiver, and the shares taken so far."""
     seconds, givers, receivers, cores = (list(column) for column in zip(*rows, strict=True))
     return pl.DataFrame(
         {"time": times(seconds), "job": [5] * len(rows), "giver": givers, "receiver": receivers, "taken_cores": cores}
@@ -84,11 +84,11 @@ def test_a_simulation_keeps_the_shares_that_moved(mode: str) -> None:
         member: sum(each.cores * ((each.receiver == member) - (each.giver == member)) for each in run.share_transfers)
         for member in ("0", "1", "2", "3", BANK)
     }
-    assert sum(gained.values()) == pytest.approx(0.0, abs=1e-9), "shares are neither lost nor made"
+    assert sum(gained.values()) == pytest.approx(0.0, abs=1e-9), "shares are neither lost nor created"
     if mode != "none":
         assert gained["0"] > 0.0, "the task with the most work needs more"
         assert gained["3"] < 0.0
-    assert not simulate(JOBS, 4, parse(f"DPS/{mode}"), sharing=MODEL).share_transfers, "nobody has asked for them"
+    assert not simulate(JOBS, 4, parse(f"DPS/{mode}"), sharing=MODEL).share_transfers, "the flows were not requested"
 
 
 def test_a_simulated_schedule_has_them_in_cores_and_wall_seconds() -> None:

@@ -1,4 +1,4 @@
-"""The simulation beside a run: the results of any simulation, a schedule that explains them, and what differs."""
+"""The simulation of a run: its results, a schedule that explains them, and the differences to the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICIES = [BEST, "MCB8 */OPT=MIN/MINVT=600", "/stretch-per/OPT=MAX", "GREEDY", 
 
 
 def dense_trace() -> list[Job]:
-    """40 jobs in a quarter of the time that the model leaves between them."""
+    """40 jobs at four times the model's rate of submissions."""
     return [replace(job, submit_time_s=job.submit_time_s / 4) for job in synthetic_trace(4, 40, 3)]
 
 
@@ -56,7 +56,7 @@ def test_the_schedule_explains_the_very_results_of_the_simulation(policy: str, o
 
 
 def explain(twin: Simulation) -> None:
-    """Check that spans and facts, on a 50 times shorter axis, say what the results say."""
+    """Assert that spans and facts, on a 50 times shorter axis, agree with the results."""
     own: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in twin.schedule.spans:
         own[span.job, span.task].append(span)
@@ -128,7 +128,7 @@ def test_the_twin_knows_all_of_a_calibration_and_tells_every_decision(policy: st
         np.testing.assert_array_equal(getattr(plain, name), getattr(twin.run, name), err_msg=name)
     assert plain.penalty_s.min() >= 50.0
     assert len(twin.decisions) == plain.decisions - (policy == "EASY")  # it also decides when the last job ends
-    # Who runs and where, by decisions, makes the starts, ends and changes of nodes of the results.
+    # The running jobs and their nodes, by decisions, explain the starts, ends and changes of nodes in the results.
     first: dict[int, float] = {}
     moved = 0
     for before, after in pairwise([None, *twin.decisions]):
@@ -208,7 +208,7 @@ def test_penalties_default_to_the_mean_that_was_measured_and_batch_policies_get_
     behind = [
         Job(1, 0, 1, 1.0, 0.1, 1000, estimate_s=1500),
         Job(2, 1, 2, 1.0, 0.1, 100),
-        Job(3, 2, 1, 1.0, 0.1, 1200),  # told to end before job 1, it may go ahead of job 2
+        Job(3, 2, 1, 1.0, 0.1, 1200),  # by its estimate it ends before job 1, so it may overtake job 2
     ]
     easy, _ = rehearse(tmp_path, behind, policy="EASY")
     twin = simulate_run(easy.path)

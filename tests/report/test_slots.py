@@ -42,7 +42,7 @@ def schedule(spans: Sequence[Span], *, nodes: int = 2, end_s: float = 100.0, pol
 
 
 def slots(spans: Sequence[Span], **how: object) -> Slots:
-    found = slots_of(schedule(spans, **how))  # type: ignore[arg-type]  # of `schedule`
+    found = slots_of(schedule(spans, **how))  # type: ignore[arg-type]  # keywords of `schedule`
     assert found is not None
     return found
 
@@ -183,7 +183,7 @@ def test_the_figure_has_a_band_for_every_time_and_tells_lent_from_taken() -> Non
     assert {slot: len(one.get_paths()) for slot, one in drawn.items()} == counts
     assert set(drawn) == {SERIAL, LENT, PARALLEL, TAKEN, CHANGING, IDLE}
     looks = {(tuple(one.get_facecolor()[0]), one.get_hatch()) for one in drawn.values()}
-    assert len(looks) == len(drawn), "a colour and a hatch for each"
+    assert len(looks) == len(drawn), "one colour and hatch per slot"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["node-a", "node-b"]
     assert chart.rendered("svg") == chart.rendered("svg")
 

@@ -1,4 +1,4 @@
-"""What every view says of the slots of a run under XGE: a rehearsal of its scenario in virtual time."""
+"""Every view of the slots of a run under XGE: a dry run of its scenario in virtual time."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_report_has_the_bands_of_the_run_and_of_its_simulation(run: Path) ->
     measured, simulated = slots_of(material.schedule), slots_of(twin)
     assert measured is not None
     assert simulated is not None
-    assert measured.total == simulated.total, "nothing costs anything in a rehearsal"
+    assert measured.total == simulated.total, "operations of a dry run cost nothing"
     assert measured.total.taken == 1
     assert {"slots", "node_slots"} <= set(Reader(render(page)).ids)
 

@@ -1,4 +1,4 @@
-"""Timelines: whatever a journal says, spans are sound; those of whole runs add up to what was measured."""
+"""Timelines: spans are valid for any journal; those of whole runs add up to the measured values."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def replay(entries: Iterable[dict]) -> Timeline:
     return followed.timeline
 
 
-TASKS = {1: 1, 2: 2, 3: 3}  # of each job
+TASKS = {1: 1, 2: 2, 3: 3}  # by job
 
 
 def decision(wanted: dict[int, tuple[list[int], float]], submit_s: float = 1.0) -> tuple[str, dict]:
-    """A decision about jobs of `TASKS`: their nodes, none for a job that shall wait, and their yields."""
+    """A decision about jobs of `TASKS`: their nodes (none for a job that must wait), and their yields."""
     count = len(wanted)
     view = {
         "job_id": list(wanted), "tasks": [TASKS[job] for job in wanted], "submit_time_s": [submit_s * SCALE] * count,
@@ -84,7 +84,7 @@ def decision(wanted: dict[int, tuple[list[int], float]], submit_s: float = 1.0) 
 
 @st.composite
 def entries(draw: st.DrawFn) -> dict:
-    """An entry with all that its kind has; whether it fits what was before is left to chance."""
+    """An entry with all keys of its kind; it may or may not fit the earlier entries."""
     job = draw(st.sampled_from(list(TASKS)))
     task = draw(st.integers(0, TASKS[job] - 1))
     nodes = draw(st.lists(st.integers(0, 2), min_size=TASKS[job], max_size=TASKS[job]))
@@ -113,7 +113,7 @@ def entries(draw: st.DrawFn) -> dict:
 
 @st.composite
 def fitting_entries(draw: st.DrawFn, history: History) -> dict:
-    """An entry that a controller could write next: about a job as it is now, or a decision about all of them."""
+    """An entry that a controller could write next: about a job in its current state, or a decision about all jobs."""
     job = draw(st.sampled_from(list(TASKS)))
     now, count = history.jobs.get(job), TASKS[job]
     nodes = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
@@ -155,7 +155,7 @@ def test_spans_are_sound_whatever_comes(data: st.DataObject) -> None:
         try:
             followed.feed({"t_s": t_s, **entry})
         except IllegalEventError:
-            assert before == (timeline.spans, timeline.jobs, timeline.now_s), "what is illegal changes nothing"
+            assert before == (timeline.spans, timeline.jobs, timeline.now_s), "an illegal entry changes nothing"
             continue
         assert_sound(timeline)
         assert timeline.now_s >= now_s
@@ -347,7 +347,7 @@ def test_a_run_adds_up_to_its_results(tmp_path: Path, policy: str, extras: str) 
         for task in range(facts.tasks):
             own = tasks[job, task]
             worked_s = sum((s.end_s - s.begin_s) * s.yield_frac for s in own if s.kind in RUNS)
-            # a moment in which a guest stands still at the end of a live migration is part of its span
+            # the pause of a guest at the end of a live migration is part of its span
             stood_still_s = 0.06 * sum(s.kind == LIVE for s in own)
             assert worked_s * SCALE == pytest.approx(float(row["virtual_time_s"]), abs=0.05 + stood_still_s * SCALE)
             held_up_s = sum(s.end_s - s.begin_s for s in own if s.kind in PENALTIES)

@@ -26,7 +26,7 @@ def run_directory(
     folder: Path, name: str, *, day: int = 0, policy: str = "EASY", stretch: float | None = 2.0, failed: bool = False,
     **manifest: Any,
 ) -> Path:  # fmt: skip
-    """Write what the catalogue reads of a run; without a stretch it is unfinished."""
+    """Write the files of a run that the catalogue reads; without a stretch the run is unfinished."""
     path = folder / name
     path.mkdir(parents=True)
     about = {
@@ -44,7 +44,7 @@ def run_directory(
 
 
 def ask(folder: Path, *words: str, code: int | None = None) -> Any:
-    """Return what a command prints, as JSON."""
+    """Return the JSON output of a command."""
     command, *rest = words
     done = CliRunner().invoke(runs, [command, "--runs", str(folder), *rest, "--json"], standalone_mode=False)
     if done.exception is not None:

@@ -1,4 +1,4 @@
-"""Second copies of images in the state of a run: where they may be, where they are, and from which a job goes on."""
+"""Second copies of images in the state of a run: permitted places, actual places, and the source of a restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events and their JSON lines: of this version, of older journals, of later ones, and lines that are none."""
+"""Events and their JSON lines: of this version, of older and later journals, and invalid lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN = {
     shapes.BoolType: st.booleans(),
     shapes.StrType: TEXT,
     shapes.NoneType: st.none(),
-    shapes.CustomType: st.none() | st.booleans() | COUNTS | st.floats(-1e9, 1e9) | TEXT,  # `object`: what a guest says
+    shapes.CustomType: st.none() | st.booleans() | COUNTS | st.floats(-1e9, 1e9) | TEXT,  # `object`: data of a guest
 }
 
 
@@ -67,7 +67,7 @@ def structs(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 
 
 def outcome(line: bytes | str) -> events.Known | str:
-    """Return the event of a line, or what is wrong with it."""
+    """Return the event of a line, or the error in it."""
     try:
         return decode(line)
     except BadEntryError as error:

@@ -223,7 +223,7 @@ def test_a_save_for_a_pause_is_no_rescheduling_and_the_pause_is_no_wait() -> Non
     closed = history(*restored, GOES_ON, {"kind": "suspension", "job": 1, "reason": "pause", "penalty_s": 3.5}).jobs[1]
     assert closed.present is None
     assert closed.interruptions[0].complete
-    assert closed.interruptions[0].penalty_s is None, "it has none"
+    assert closed.interruptions[0].penalty_s is None, "this interruption has no penalty"
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_an_illegal_event_is_named_with_its_job_and_both_states(entries: list[di
     with pytest.raises(IllegalEventError, match=message) as found:
         before.apply(event({"t_s": float(len(entries) + 1), **entries[-1]}))
     assert "\n" not in str(found.value)
-    assert before == same, "what is illegal changes nothing"
+    assert before == same, "an illegal entry changes nothing"
 
 
 def test_a_node_that_goes_away_before_the_replay_keeps_its_number_and_its_state() -> None:

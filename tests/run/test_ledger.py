@@ -1,4 +1,4 @@
-"""The order in which an event is appended, applied and told."""
+"""The order in which an event is appended, applied, and passed to listeners."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_a_listener_records_is_state_at_once_and_told_to_all_after_the_even
         if event.state == "submitted":
             ledger.record(job("failed", code="node-lost", detail="n"))
             assert ledger.history.jobs[1].phase is Phase.FAILED
-            assert told == [("first", "submitted")], "nobody is entered while it listens"
+            assert told == [("first", "submitted")], "listeners are not nested"
 
     def second(event: events.Event) -> None:
         assert isinstance(event, events.Job)

@@ -36,7 +36,7 @@ class KilledError(BaseException):
 
 @contextmanager
 def broken(monkeypatch: pytest.MonkeyPatch, at: int, error: Callable[[], BaseException], *, for_ever: bool) -> Iterator:
-    """Let the calls of the kernel from number `at` on fail, or only that one; yields what was called."""
+    """Let system calls from number `at` on fail, or only that one; yields the list of calls."""
     called: list[str] = []
 
     def wrap(name: str) -> Callable:
@@ -91,7 +91,7 @@ def test_a_kill_or_an_error_at_any_step_of_compressing_leaves_every_line_once(
             pack(part)  # as a later attempt does
         assert lines_of(path) == lines
         assert not part.exists()
-    raise AssertionError("it never ended")
+    raise AssertionError("the loop never ended")
 
 
 @pytest.mark.parametrize("is_kill", [True, False])
@@ -140,7 +140,7 @@ def test_a_kill_or_an_error_at_any_step_of_a_rotation_loses_no_durable_entry(
         if not ended:
             assert rotations == 4
             return
-    raise AssertionError("it never ended")
+    raise AssertionError("the loop never ended")
 
 
 # --- readers ------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_batches_go_on_in_and_over_compressed_segments(tmp_path: Path, keeps_rea
         at, read = (batch.segment, batch.end_bytes), read + batch.lines
         assert points_left(tmp_path, *at) == 300 - read.count(b"\n")
         assert bytes_left(tmp_path, *at) == sum(map(len, lines)) - len(read)
-        if reader and read.count(b"\n") % 5 == 0:  # a batch that was not taken is read again
+        if reader and read.count(b"\n") % 5 == 0:  # a batch that was not acknowledged is read again
             assert next_batch(tmp_path, 1, 0, 1, 60, reader).lines == lines[0]
     assert read == b"".join(lines)
     if reader:
@@ -268,7 +268,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     assert len(numbers) > 5
     assert [event.t_s for event in read_events(journal)] == list(range(40))
     third = journal_parts(journal).full(3)
-    third.unlink(missing_ok=True)  # both are there where `close` ended the packer just before it would have removed it
+    third.unlink(missing_ok=True)  # both exist if `close` ended the packer just before it would have removed this one
     packed(third).unlink(missing_ok=True)
     with pytest.raises(UserError, match=r"events\.0003\.jsonl: missing: expected it before events\.0004\.jsonl"):
         list(read_events(journal))

@@ -1,4 +1,4 @@
-"""Following a file of lines in parts: each whole line once, whatever rotates, moves or is compressed meanwhile."""
+"""Following a file of lines in parts: each whole line once, during any rotation, rename or compression."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_tail_that_is_far_behind_misses_nothing_of_what_is_compressed_before_i
     path.rename(tmp_path / "events.0002.jsonl")
     pack(tmp_path / "events.0002.jsonl")
     assert tail.read() == ([b"4"], False)
-    assert tail.read() == ([], False), "the part after the last is not there yet"
+    assert tail.read() == ([], False), "the part after the last does not exist yet"
     path.write_bytes(b"5\n")
     assert tail.read() == ([b"5"], False)
 
@@ -144,7 +144,7 @@ def test_a_follower_under_any_interleaving_gets_each_line_once(
             assert not again
             followed += lines
             assert followed == appended[: len(followed)]
-            if not of_points:  # of those, one reading may go on in another part
+            if not of_points:  # one read of points may continue in another part
                 found = [line.rstrip(b"\n") for file in parts.each() for line in file]
                 assert found == appended[: len(found)]
                 assert len(found) >= durable

@@ -1,4 +1,4 @@
-"""`testbed init` and `testbed scenarios`: new scenario files are valid, and nothing is overwritten unasked."""
+"""`testbed init` and `testbed scenarios`: new scenario files are valid, and no file is overwritten unasked."""
 
 from __future__ import annotations
 

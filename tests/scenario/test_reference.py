@@ -1,4 +1,4 @@
-"""The reference of scenario files: every key is described, examples are valid, editors get a schema that agrees."""
+"""The reference of scenario files: every key is described, examples are valid, the schema for editors agrees."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_table_and_key_is_described_and_examples_are_valid(path: str, mode
 
 
 def tomllib_text(example: str) -> str:
-    """Return a line with a value, after a parser of TOML has accepted it."""
+    """Return a line with a value; assert that a TOML parser accepts it."""
     line = f"x = {example}"
     tomllib.loads(line)
     return line

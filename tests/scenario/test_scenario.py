@@ -1,4 +1,4 @@
-"""Scenario files: what is wrong is said in one line that names file, key, value and what would be right."""
+"""Scenario files: an error is one line that names file, key, value and the expected value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`testbed validate`: all errors at once, with their lines; and lines of keys in any TOML file."""
+"""`testbed validate`: all errors in one call, with their lines; and lines of keys in any TOML file."""
 
 from __future__ import annotations
 

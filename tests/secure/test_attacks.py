@@ -1,4 +1,4 @@
-"""Attacks on an agent whose guests are real processes; `attacks` says what is tried."""
+"""Attacks on an agent whose guests are real processes; `attacks` has the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks on an agent whose guests are real virtual machines; `attacks` says what is tried."""
+"""Attacks on an agent whose guests are real virtual machines; `attacks` has the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lab's own certificates: who gets which, when they are renewed, and what is refused."""
+"""A lab's own certificates: the certificates of each party, their renewal, and refusals."""
 
 from __future__ import annotations
 

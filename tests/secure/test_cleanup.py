@@ -1,4 +1,4 @@
-"""`testbed cleanup` after an agent that was killed: real processes, and a real broker that lets in by certificates."""
+"""`testbed cleanup` after an agent was killed: real processes, and a real broker that requires certificates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPEC = GuestSpec(
 
 @dataclass
 class Lab:
-    """What starts agents of one node, and commands."""
+    """Starts agents of one node, and commands."""
 
     doors: Doors
     path: Path
@@ -77,7 +77,7 @@ class Lab:
 
     @contextlib.asynccontextmanager
     async def driven(self) -> AsyncIterator[int]:
-        """Hold the lab's lease with a guest at work; yields its process id."""
+        """Hold the lab's lease with a working guest; yields the guest's process id."""
         async with (
             MqttBus(self.doors.controller(), "alice", keep_session=False) as bus,
             lease_lab(bus, LAB, ["n1"], "alice", deadlines=PATIENT_DEADLINES) as leased,
@@ -118,7 +118,7 @@ def test_what_a_killed_agent_left_goes_when_nobody_drives_its_lab(play: Callable
                 (images / "job-1-0.img.json").write_text("{}")
                 (images / "notes.txt").write_bytes(b"not ours")
                 code, found = await lab.cleanup()
-                assert (code, found) == (0, []), "a live agent has it"
+                assert (code, found) == (0, []), "a live agent holds it"
                 agent.kill()
                 await agent.wait()
                 code, found = await lab.cleanup()

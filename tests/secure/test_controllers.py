@@ -1,4 +1,4 @@
-"""What one controller can do to others and to agents: take the lab in its own name, and evict nobody."""
+"""The rights of a controller towards others and agents: it can take the lab in its own name, and evict nobody."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def play(work: Coroutine[Any, Any, None]) -> None:
 
 
 class Follower:
-    """What an agent makes of the lease, heard at the agents' door."""
+    """An agent's view of the lease, received at the agents' listener."""
 
     def __init__(self) -> None:
         self.guard = LeaseGuard(asyncio.get_running_loop().time)
@@ -138,7 +138,7 @@ def test_who_takes_a_lab_is_named_by_the_broker(doors: Doors) -> None:
 
 
 def test_a_lab_is_not_taken_in_the_name_of_another(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_ECHO_WITHIN_S", 1.0)  # what is dropped never comes, however long that is
+    monkeypatch.setattr(leases, "_ECHO_WITHIN_S", 1.0)  # dropped messages never arrive, with any timeout
 
     async def work() -> None:
         token = new_token()
@@ -150,14 +150,14 @@ def test_a_lab_is_not_taken_in_the_name_of_another(doors: Doors, monkeypatch: py
         ):
             with pytest.raises(UserError, match="the broker did not take the lease"):
                 async with hold_lease(bob, LAB, new_token(), HANG_S, force=True, party="alice"):
-                    raise AssertionError("taken")
+                    raise AssertionError("the lab was taken")
             await until(lambda: agent.guard.allows(token), "the lease at the agent")
 
     play(work())
 
 
 def greeting(doors: Doors, folder: Path, port: int, client_id: bytes) -> bytes:
-    """Connect by MQTT 3.1.1 under any id, and return the broker's greeting, empty if it hangs up."""
+    """Connect by MQTT 3.1.1 with any client id; return the broker's CONNACK, empty if it closes the connection."""
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     body = b"\x00\x04MQTT\x04\x02\x00\x3c" + len(client_id).to_bytes(2) + client_id
@@ -194,12 +194,12 @@ def test_no_controller_evicts_an_agent_by_its_client_id(doors: Doors) -> None:
                 answer = await asyncio.to_thread(greeting, doors, bob, doors.controller_port, claimed)
                 assert answer == b"\x20\x02\x00\x00"
             await alice.publish(topics.node_topic(LAB, "n2", "command"), b"still there")
-            await until(lambda: b"still there" in heard, "a command over the connection of before")
+            await until(lambda: b"still there" in heard, "a command over the earlier connection")
             assert agent._client is connection
 
     play(work())
     refused = f"from {doors.address} on port {doors.controller_port}: not authorised"
-    wait_until(lambda: refused in {act.what for act in acts_of(doors.log.read_text().split("\n"), LAB)}, "a line of it")
+    wait_until(lambda: refused in {act.what for act in acts_of(doors.log.read_text().split("\n"), LAB)}, "a log line")
 
 
 def test_no_agent_evicts_a_controller_by_its_client_id(doors: Doors) -> None:

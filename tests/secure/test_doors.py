@@ -1,4 +1,4 @@
-"""Who is let in by which door of the broker, and what each may say there: real Mosquitto, real TLS."""
+"""Access at each listener of the broker, and the permitted messages of each party: real Mosquitto, real TLS."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def play(work: Coroutine[Any, Any, None]) -> None:
 
 
 class Ear:
-    """Hears what a subscription brings; `marker` comes last."""
+    """Receives the messages of a subscription; `marker` is the last one."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, bytes]] = []
@@ -94,7 +94,7 @@ def test_an_agent_hears_its_own_commands_and_the_lease_only(doors: Doors) -> Non
                 try:
                     await agent.subscribe(pattern, ear)
                 except BusError:
-                    continue  # told so at once
+                    continue  # the broker refuses at once
             await agent.subscribe(topics.node_topic(LAB, "n1", "command"), ear)
             await agent.subscribe(topics.lease_topic(LAB), ear)
             await controller.publish(topics.node_topic(LAB, "n2", "command"), b"for n2")
@@ -137,7 +137,7 @@ def test_who_does_not_belong_at_a_door_is_told_why(doors: Doors, tmp_path: Path,
         address = doors.controller(port=doors.agent_port)
     else:
         folder = tmp_path / "folder"
-        if who == "stranger":  # of another lab with the same names, who knows this lab's broker
+        if who == "stranger":  # a party of another lab with the same names, which knows this lab's broker
             Authority.create(tmp_path / "ca", LAB).issue("node", "n1")[0].folder.rename(folder)
         else:
             folder.mkdir()
@@ -147,7 +147,7 @@ def test_who_does_not_belong_at_a_door_is_told_why(doors: Doors, tmp_path: Path,
 
     async def come_in() -> None:
         async with bus(address, "x") as opened:
-            await opened.publish(topics.node_topic(LAB, "n1", "status"), b"let in")
+            await opened.publish(topics.node_topic(LAB, "n1", "status"), b"the client was accepted")
 
     with pytest.raises(BusError, match=r"broker mqtts://127\.0\.0\.1") as refused:
         play(come_in())
@@ -164,7 +164,7 @@ def test_a_broker_of_another_lab_is_not_believed(doors: Doors, tmp_path: Path) -
     async def work() -> None:
         with pytest.raises(BusError, match="its certificate is not to be trusted"):
             async with bus(address, "x"):
-                raise AssertionError("let in")
+                raise AssertionError("the client was accepted")
 
     play(work())
 

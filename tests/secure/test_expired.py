@@ -1,4 +1,4 @@
-"""Our own certificate is judged before a broker hangs up on it: when it expired is said, and where it is."""
+"""Our own certificate is checked before a broker refuses it: the message has its expiry date and its path."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_whatever_the_bytes_are_there_are_dates_or_none(folder: Path, data: st.D
 
 
 def ending(folder: Path, there: Path, days: float) -> Path:
-    """Return a folder like the node's, whose certificate ends in so many days."""
+    """Return a folder like the node's, whose certificate expires in the given number of days."""
     there.mkdir(parents=True)
     for name in ("ca.pem", "peers.pem", "key.pem"):
         (there / name).write_bytes((folder / name).read_bytes())

@@ -1,6 +1,6 @@
-"""Nonsense in great number, with the live lease's token and from a node that has a certificate: nobody bears damage.
+"""Many malformed messages, with the live lease's token and from a node with a certificate, do no damage.
 
-Agent, controller and broker are programs of their own here: their memory, their logs and what they print count.
+Agent, controller and broker are separate processes: the tests check their memory, their logs and their output.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ from testbed.lab.leased import lease_lab
 pytestmark = pytest.mark.slow
 
 MESSAGES = int(os.environ.get("DFRS_FUZZ_MESSAGES", "1000"))
-RESULT = os.environ.get("DFRS_FUZZ_RESULT")  # a JSON file that gets a line a test
-MOST_MIB = 100.0  # that an agent takes, and that a controller takes more than before
+RESULT = os.environ.get("DFRS_FUZZ_RESULT")  # a JSON file that gets one line per test
+MOST_MIB = 100.0  # limit of an agent's memory, and of the growth of a controller's
 BURST = 50  # messages; after each the agent must still answer
-FEWEST_LINES = 20  # in a few seconds: what becomes of the run's own jobs is told at once, too
+FEWEST_LINES = 20  # in a few seconds; the journal also gets events of the run's own jobs at once
 
 
 @dataclass
 class DomainSample:
-    """What a program took and said while it was told nonsense; `before_mib` is its peak until then."""
+    """Memory and output of a program while it received malformed messages; `before_mib` is its earlier peak."""
 
     before_mib: float
     peak_mib: float
@@ -92,7 +92,7 @@ def peak_mib(pid: int) -> float:
 
 
 class Watch:
-    """Looks at a program from now on."""
+    """Observes a program from now on."""
 
     def __init__(self, pid: int, log: Path) -> None:
         self._pid, self._log = pid, log
@@ -124,7 +124,7 @@ def spec(guest: str) -> GuestSpec:
 
 
 def actions() -> list[AnyAction]:
-    """Return a valid command of each kind but `Quit`; what they are about is not there, or may come and go."""
+    """Return a valid command of each kind except `Quit`, about things that do not exist or may change."""
     guest, image = "dfrs-f", ImageRef(image="f.img", bytes=8, digest="0" * 32)
     there = Destination(uri="qemu+tls://127.0.0.1/system", host="127.0.0.1", node="n1", partition="", bridge="")
     return [
@@ -190,7 +190,7 @@ def test_an_agent_bears_nonsense_that_carries_the_live_token(tmp_path: Path) -> 
             await fleet.call(0, Start(spec=spec("dfrs-b"), cap_cores=0.05, verify=False), HANG_S)
             seen = watch.seen()
         assert seen.peak_mib < MOST_MIB
-        judge("commands with the live token, to an agent", seen, log.read_text())  # noqa: ASYNC240  # it is over
+        judge("commands with the live token, to an agent", seen, log.read_text())  # noqa: ASYNC240  # the agent has ended
 
     with open_doors(tmp_path / "doors") as doors, agent_program(doors, tmp_path) as (child, log):
         asyncio.run(main(doors, child, log))
@@ -203,7 +203,7 @@ def test_an_agent_bears_nonsense_that_carries_the_live_token(tmp_path: Path) -> 
 
 
 def reports() -> dict[str, Sequence[bytes]]:
-    """Return valid messages of n1, by the topics on which it may say something."""
+    """Return valid messages of n1, by the topics on which it may publish."""
     sample = GuestSample(
         guest="dfrs-t-j1-t0", state="running", cap_cores=0.5, wanted_cores=0.5, cpu_s=1.0, rss_mib=10.0, read_mib=0.0,
         written_mib=0.0, units_done=5, units_mono_ns=1,
@@ -263,7 +263,7 @@ def write_scenario(doors: Doors, folder: Path) -> None:
 
 @asynccontextmanager
 async def hostile_agent(doors: Doors, folder: Path) -> AsyncIterator[MqttBus]:
-    """Run an agent of n1 that does its work; yields the bus over which it can say more."""
+    """Run a working agent of n1; yields the bus on which the test can publish further messages in its name."""
     buses: list[MqttBus] = []
 
     def connect(presence: object) -> MqttBus:
@@ -307,7 +307,7 @@ def begun(folder: Path, run: subprocess.Popen[bytes]) -> list[Path]:
 
 
 def test_a_controller_bears_nonsense_of_a_node(tmp_path: Path) -> None:
-    """Its jobs are endless: whatever one node says, it works until it is interrupted."""
+    """A run of endless jobs, which continues until it is interrupted, with any messages of one node."""
 
     async def main(doors: Doors) -> Path:
         drawn = {topic: nonsense(of, MESSAGES, seed=12) for topic, of in reports().items()}
@@ -320,7 +320,7 @@ def test_a_controller_bears_nonsense_of_a_node(tmp_path: Path) -> None:
                     topic = next(in_turn)
                     await bus.publish(topic, next(drawn[topic]), qos=0)
                     if number % BURST == 0:
-                        await asyncio.sleep(0.05)  # speed: as fast as that
+                        await asyncio.sleep(0.05)  # speed: the rate of the messages
                 assert run.poll() is None, screen.read_text()[-3000:]
                 seen = watch.seen()
             judge("reports of a node, to a controller", seen, screen.read_text())

@@ -36,7 +36,7 @@ def node(lab: Authority, name: str) -> Path:
 
 
 def pki(folder: Path, source: Path) -> Path:
-    """Lay out the files of a node as they are below /etc/pki; returns where."""
+    """Lay out the files of a node as below /etc/pki; returns their folder."""
     for place, name in FILES.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, folder / place)
@@ -44,11 +44,11 @@ def pki(folder: Path, source: Path) -> Path:
 
 
 def call(tmp_path: Path, client: Path, server: Path) -> tuple[str, bytes, str]:
-    """Have libvirt's client connect to who has a certificate.
+    """Connect libvirt's client to a server with a certificate.
 
-    Returns its name as the server knows it, what it said first, and its error.
+    Returns the client's name as the server knows it, its first message, and its error.
     """
-    flat = tmp_path / "flat"  # what libvirt takes from one folder when a URI names it
+    flat = tmp_path / "flat"  # files that libvirt reads from one folder if a URI names it
     flat.mkdir()
     laid = pki(tmp_path / "pki", client)
     for name, place in (
@@ -57,7 +57,7 @@ def call(tmp_path: Path, client: Path, server: Path) -> tuple[str, bytes, str]:
     ):  # fmt: skip
         shutil.copyfile(laid / place, flat / name)
     context = server_context(server)
-    context.num_tickets = 0  # libvirt's client takes what comes first for the server's consent
+    context.num_tickets = 0  # libvirt's client treats the first data as the server's consent
     heard: list[tuple[str, bytes]] = []
     with socket.create_server(("127.0.0.1", 0)) as door:
 
@@ -86,7 +86,7 @@ def call(tmp_path: Path, client: Path, server: Path) -> tuple[str, bytes, str]:
 @pytest.mark.skipif(shutil.which("virsh") is None, reason="virsh is not installed")
 def test_libvirt_s_client_and_a_node_know_each_other(lab: Authority, tmp_path: Path) -> None:
     name, said, error = call(tmp_path, node(lab, "n1"), node(lab, "n2"))
-    assert name == "n1", error  # which tls_allowed_dn_list has as CN=n1
+    assert name == "n1", error  # tls_allowed_dn_list has this name as CN=n1
     assert PROGRAM in said
 
 
@@ -112,13 +112,13 @@ def test_qemu_takes_the_certificates_of_a_node(lab: Authority, tmp_path: Path, e
         argv = ["qemu-img", "info", "--object", secret, *absent]
         return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=HANG_S).stderr
 
-    assert "No such file" in words(folder)  # the image: the credentials were read and found good before
+    assert "No such file" in words(folder)  # the image is missing, so the credentials were read and accepted before
     (folder / "ca-cert.pem").write_bytes((lab.folder / "controllers-ca.pem").read_bytes())
     assert "ertificate" in words(folder)
 
 
 def test_a_daemon_that_was_told_something_else_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lab of an earlier release counts as one by TLS, while its libvirtd listens to everybody."""
+    """A lab of an earlier release counts as one with TLS, although its libvirtd accepts everybody."""
     monkeypatch.setattr("testbed.lab.box.spec.RUN_ROOT", tmp_path)
     monkeypatch.setattr("testbed.lab.box.hypervisor.is_on_network", lambda *_: True)
     monkeypatch.setattr(Libvirtd, "answers", lambda _self: True)

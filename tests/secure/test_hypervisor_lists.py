@@ -1,4 +1,4 @@
-"""What a node's libvirtd and QEMU are told of a revocation, and whose connections at libvirtd end."""
+"""Revocation lists of a node's libvirtd and QEMU, and the connections that libvirtd closes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class Node:
-    """Node n2: its files below a folder, a process called libvirtd, and a virt-admin that does as it is told."""
+    """Node n2: its files below a folder, a process named libvirtd, and a fake virt-admin."""
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Node:
             (self.pki / place).write_bytes((self.certificate / "peers.pem").read_bytes())
 
     def admin(self, **answers: str) -> None:
-        """Have virt-admin note each call, and answer a command, with _ for -, by these words of a shell."""
+        """Let virt-admin record each call, and answer a command (with _ for -) by these words of a shell."""
         cases = "".join(f"{command.replace('_', '-')}) {words} ;;\n" for command, words in answers.items())
         path = self.tools / "virt-admin"
         path.write_text(f'#!/bin/sh\nshift 2\necho "$@" >> {self.calls}\ncase $1 in\n{cases}esac\n')
@@ -92,9 +92,9 @@ def test_a_list_is_given_to_who_trusts_the_labs_agents_and_to_nobody_else(node: 
     done = node.learn("n2", "n3")
     assert (done.returncode, done.stdout) == (0, f"{node.pki}/qemu/ca-crl.pem: written\n"), done.stderr
     assert (node.pki / "qemu/ca-crl.pem").read_bytes() == (node.certificate / "peers.crl").read_bytes()
-    assert not (node.pki / "CA/cacrl.pem").exists(), "a list of an authority that it does not trust shuts everybody out"
-    assert node.calls.read_text() == "", "libvirtd is not asked for anything"
-    assert node.learn("n2", "n3").stdout == "", "again there is nothing to do"
+    assert not (node.pki / "CA/cacrl.pem").exists(), "a list of an untrusted authority would lock out everybody"
+    assert node.calls.read_text() == "", "libvirtd gets no call"
+    assert node.learn("n2", "n3").stdout == "", "a repeat changes nothing"
 
 
 def test_connections_of_all_who_are_not_let_in_end_also_half_open_ones(node: Node) -> None:
@@ -104,7 +104,7 @@ def test_connections_of_all_who_are_not_let_in_end_also_half_open_ones(node: Nod
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{node.pki}/CA/cacrl.pem: written", "libvirtd: connections ended: 3"]
     calls = node.calls.read_text().splitlines()
-    assert calls[0] == "server-update-tls libvirtd", "first, so that nobody comes back"
+    assert calls[0] == "server-update-tls libvirtd", "first, so that no client reconnects"
     assert [call for call in calls if "disconnect" in call] == [f"client-disconnect libvirtd {n}" for n in (2, 4, 5)]
 
 
@@ -171,10 +171,10 @@ if learn n2 n3 > broken 2>&1; then exit 1; fi
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a libvirtd of its own needs root, for namespaces")
+@pytest.mark.skipif(os.geteuid() != 0, reason="a separate libvirtd needs root, for namespaces")
 @pytest.mark.skipif(shutil.which("libvirtd") is None, reason="libvirtd is not installed")
 def test_a_real_libvirtd_ends_the_connection_of_the_revoked_node_alone(authority: Authority, tmp_path: Path) -> None:
-    """In namespaces of its own, without a guest: connections of n1 and n3 at n2, of before the revocation."""
+    """In separate namespaces, without a guest: connections of n1 and n3 at n2 from before the revocation."""
     certificate = authority.folder / "nodes/n2"
     for place, name in FILES.items():
         (tmp_path / "pki" / place).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Images of a real agent: no certificate and no lease's token opens one, only a ticket of the controller."""
+"""Images of a real agent: neither certificates nor the lease's token give access, only a ticket of the controller."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONTENT = b"memory of a guest" * 1000
 
 
 def put(agent: Agent, image: str, content: bytes, digest: str = "0") -> None:
-    """Put an image into the store of an agent, as an earlier one has noted it."""
+    """Put an image into the store of an agent, with the note of an earlier agent."""
     path = agent._stores.path(image)
     path.write_bytes(content)
     finish_note(path, ImageNote(bytes=len(content), digest=digest))
@@ -60,7 +60,7 @@ class Lab:
     authority: Authority
     agents: dict[str, Agent]
     folder: Path
-    token: str  # of the live lease, which each agent knows from its commands
+    token: str  # token of the live lease, which each agent knows from its commands
 
     def port(self, node: str) -> int:
         return self.agents[node]._server.port
@@ -96,7 +96,7 @@ async def lab(folder: Path) -> AsyncIterator[Lab]:
             hub.client("controller") as controller,
             hold_lease(controller, "t", token, HANG_S),
         ):
-            # An agent that hears the lease has cleared its images: what is written before that may be removed.
+            # An agent clears its images when it receives the lease: images that were written before may be removed.
             await until(lambda: all(agent._lease.allows(token) for agent in agents.values()), "the lease at the agents")
             for image in ("a.img", "b.img"):
                 put(agents["n2"], image, CONTENT)
@@ -135,7 +135,7 @@ def test_a_node_opens_only_the_image_that_it_is_told_to_fetch(tmp_path: Path, ca
                 "n1", ticket=ticket, image="b.img", bytes=len(CONTENT), digest=image.digest, offset=0
             )
             assert other["error"] == "the ticket for a.img was used"
-            # the lease ends: what was given out is void
+            # the lease ends, so all tickets are void
             late = new_token()
             await two.perform(OfferImage(image=image, ticket_digest=token_digest(late), to="n1", for_s=HANG_S))
             await two._abandon("the lease was released")
@@ -167,7 +167,7 @@ def test_a_guest_starts_from_the_very_image_of_the_command(tmp_path: Path) -> No
                     await one.perform(Start(spec=spec, cap_cores=1.0, image=wrong, verify=False))
             await one.perform(Start(spec=spec, cap_cores=1.0, image=image, verify=False))
             await one.perform(Stop(guest="g"))
-            # one that was there before this agent is read first, whatever the driver would make of it
+            # an image from before this agent is read first, before the driver uses it
             file = one._stores.path("g.img")
             content = file.read_bytes()
             await one.perform(DropImage(image="g.img"))
@@ -192,7 +192,7 @@ def test_an_order_that_makes_no_sense_is_one_line(tmp_path: Path) -> None:
             ):
                 with pytest.raises((DriverError, Exception)) as refused:
                     await one.perform(order)
-                assert hasattr(refused.value, "failure_code"), refused.value  # of ours: no traceback is logged
+                assert hasattr(refused.value, "failure_code"), refused.value  # our error: no traceback is logged
                 assert "\n" not in str(refused.value)
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Lists of revoked certificates on their way to the machines of a lab: who gets which, and who cannot be reached."""
+"""Distribution of revocation lists to the machines of a lab: the lists of each, and unreachable machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.lab.secure.revocation import revoked
 
 
 class Machines:
-    """Machines that are folders: what is put on one is a file below its root, commands are noted."""
+    """Machines that are folders: uploads become files below a machine's root, commands are recorded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class Machines:
         self.farewells: list[tuple[str, str, bool]] = []
         self.why_not = ""
         self.killed = False
-        self.deaf: set[str] = set()  # whose libvirtd does not read a list
+        self.deaf: set[str] = set()  # machines whose libvirtd does not read a list
 
     def everywhere(
         self, hosts: Hosts, chosen: list[Host], act: Callable[[Any], str], done: object = None
@@ -47,7 +47,7 @@ class Machines:
         return found
 
     def say_farewell(self, authority: Authority, broker: str, name: str) -> str:
-        """Note who is to be parted, and whether the broker had the list by then, and rules for the farewell alone."""
+        """Record the party to disconnect, and whether the broker then had the list, and only rules to disconnect."""
         listed = bool(revoked(self.path("head", "/etc/mosquitto/dfrs/certificates/agents-ca.crl")))
         rules = self.path("head", "/etc/mosquitto/dfrs/agents.acl").read_text()
         own = [line for line in rules.splitlines() if f"node/{name}/" in line]
@@ -113,7 +113,7 @@ def revoke(authority: Authority, path: Path, *words: str) -> Result:
 
 
 def refused(authority: Authority, path: Path, *words: str) -> tuple[str, str]:
-    """Revoke n1, expect that to be a user's mistake, and return what was printed and the line of the error."""
+    """Revoke n1, expect a user error, and return the output and the line of the error."""
     command = ["revoke", str(authority.folder), "node", "n1", "--hosts", str(path), *words]
     done = CliRunner().invoke(ca, command, standalone_mode=False)
     assert isinstance(done.exception, UserError), done.output
@@ -130,15 +130,15 @@ def test_the_list_goes_to_the_broker_and_every_other_node(
     assert "until they have the list" not in done.output
     assert "n1: its connection was ended" in done.output
     assert machines.farewells == [("mqtts://b", "n1", True)]
-    assert len(revoked(machines.path("head", "/etc/mosquitto/dfrs/certificates/agents-ca.crl"))) == 2, "also our own"
+    assert len(revoked(machines.path("head", "/etc/mosquitto/dfrs/certificates/agents-ca.crl"))) == 2, "and ours"
     rules = machines.path("head", "/etc/mosquitto/dfrs/agents.acl").read_text()
     assert ("user n1" in rules, "user n2" in rules) == (False, True)
     assert ("head", "systemctl", "reload", "mosquitto") in machines.ran
     for name in ("n2", "n3"):
         assert len(revoked(machines.path(name, "/opt/dfrs-testbed/certificate/peers.crl"))) == 2
-    assert not (machines.folder / "n1").exists(), "who was put out is left alone"
+    assert not (machines.folder / "n1").exists(), "revoked nodes get no files"
     revoke(authority, path)
-    assert len(machines.farewells) == 1, "a farewell that was said is not said again"
+    assert len(machines.farewells) == 1, "a node is disconnected only once"
     assert not (machines.folder / "of-no-certificate").exists()
 
 
@@ -166,7 +166,7 @@ def test_a_file_of_another_lab_is_refused_before_anything_is_sent(
     assert error == (
         f"{path}: lab = 'lab-2': expected 'lab-1', the lab of {authority.folder}/lab.json; nothing was sent"
     ), error
-    assert said.splitlines()[0] == "node n1: revoked, 1 certificate", "here it counts, and that is told"
+    assert said.splitlines()[0] == "node n1: revoked, 1 certificate", "the revocation is in force here, and is reported"
     assert "until they have the list" in said
     assert len(revoked(authority.folder / "agents-ca.crl")) == 1
     assert (machines.ran, machines.farewells, sorted(machines.folder.rglob("*"))) == ([], [], before)
@@ -238,12 +238,12 @@ def test_a_farewell_that_could_not_be_said_is_said_when_called_again(
     assert "n1: its connection was ended" in done.output
     assert machines.farewells[said:] == [("mqtts://b", "n1", True)]
     rules = machines.path("head", "/etc/mosquitto/dfrs/agents.acl").read_text()
-    assert "n1" not in rules, "the rules for the farewell do not stay"
+    assert "n1" not in rules, "the temporary rules are removed"
     assert not authority.farewell_due("n1")
     issued = {json.loads(line)["serial"] for line in (authority.folder / "issued.jsonl").read_text().splitlines()
               if json.loads(line)["name"] == "n1"}  # fmt: skip
     listed = revoked(machines.path("head", "/etc/mosquitto/dfrs/certificates/agents-ca.crl"))
-    assert {int(each, 16) for each in issued} == set(listed), "every certificate of that name, those of farewells too"
+    assert {int(each, 16) for each in issued} == set(listed), "all certificates of that name, even temporary ones"
     again = revoke(authority, path)
     assert (again.return_value, len(machines.farewells)) == (0, said + 1)
 

@@ -1,4 +1,4 @@
-"""A node that floods the broker: what it can leave there is bounded, and the others go on. Real Mosquitto, real TLS."""
+"""A node that floods the broker: its resources there are bounded, and others are served. Real Mosquitto, real TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.bus.tls import client_context
 from testbed.lab.secure.broker import SAVE_EVERY_S
 
 _MIB = 1 << 20
-_PATIENCE_S = 5.0  # of an intruder, whose messages nobody acknowledges once the broker has thrown it out
+_PATIENCE_S = 5.0  # timeout of an intruder, whose messages get no acknowledgement once the broker has disconnected it
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def doors(tmp_path: Path) -> Iterator[Doors]:
 
 
 def intruder(doors: Doors, protocol: aiomqtt.ProtocolVersion = aiomqtt.ProtocolVersion.V311) -> aiomqtt.Client:
-    """Return a client with the certificate of n1 and none of our own restraint."""
+    """Return a client with the certificate of n1, without our client's own limits."""
     address = doors.agent("n1")
     return aiomqtt.Client(
         address.host, address.port, identifier=f"{topics.CLIENT_PREFIX}n1", protocol=protocol, timeout=HANG_S,
@@ -38,12 +38,12 @@ def intruder(doors: Doors, protocol: aiomqtt.ProtocolVersion = aiomqtt.ProtocolV
 
 
 async def send(client: aiomqtt.Client, topic: str, payload: bytes, qos: int) -> None:
-    """Publish, and give up where the broker has thrown the client out, as nobody acknowledges then."""
-    await client.publish(topic, payload, qos, timeout=_PATIENCE_S)  # speed: what is given up here decides no test
+    """Publish, with a timeout, because there is no acknowledgement once the broker has disconnected the client."""
+    await client.publish(topic, payload, qos, timeout=_PATIENCE_S)  # speed: a timeout here does not decide a test
 
 
 class Load:
-    """What the broker says of itself to a controller."""
+    """The broker's statistics for a controller."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
@@ -56,7 +56,7 @@ class Load:
         self._news.set()
 
     async def settled(self) -> None:
-        """Wait until the broker has told all that it tells, and again."""
+        """Wait until the broker has published all its statistics, and once more."""
         begin_s = self.values.get("uptime", 0.0)
         while not {"retained messages/count", "store/messages/bytes"} <= self.values.keys() or (
             self.values.get("uptime", 0.0) < begin_s + 2
@@ -71,7 +71,7 @@ def peak_mib(pid: int) -> float:
 
 
 async def ping_pong(doors: Doors) -> None:
-    """Another node and a controller talk: commands, events and replies arrive."""
+    """Another node and a controller communicate: commands, events and replies arrive."""
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def hear(_topic: str, payload: bytes) -> None:
@@ -116,7 +116,7 @@ def test_retained_messages_stay_on_the_few_topics_that_a_node_has(doors: Doors) 
             while load.values["retained messages/count"] < before + 4:
                 await load.settled()
             await load.settled()
-            assert load.values["retained messages/count"] < before + 100, "some more are the broker's own, of $SYS"
+            assert load.values["retained messages/count"] < before + 100, "a few more are the broker's own, below $SYS"
             assert load.values["store/messages/bytes"] < _MIB
         await ping_pong(doors)
 
@@ -136,7 +136,7 @@ def test_what_waits_for_a_controller_that_is_away_is_bounded_in_bytes(doors: Doo
             await load.settled()
             for _ in range(150):
                 await n1.publish(topic, bytes(900_000), 1)
-            while load.values["store/messages/bytes"] < 20 * _MIB:  # it tells of it a while later
+            while load.values["store/messages/bytes"] < 20 * _MIB:  # the broker reports it a while later
                 await load.settled()
             await load.settled()
             assert load.values["store/messages/bytes"] < quotas.MOST_QUEUED_BYTES + _MIB
@@ -144,11 +144,11 @@ def test_what_waits_for_a_controller_that_is_away_is_bounded_in_bytes(doors: Doo
 
     play(work())
     dropped = f"Outgoing messages are being dropped for client {topics.CLIENT_PREFIX}dead"
-    wait_until(lambda: dropped in doors.log.read_text(), "a line that tells of it")
+    wait_until(lambda: dropped in doors.log.read_text(), "a log line about it")
 
 
 def test_the_whole_broker_is_bounded_and_goes_on_for_the_others(doors: Doors) -> None:
-    """QoS 0 for a controller that reads nothing is in no quota of Mosquitto but the one for all of its memory."""
+    """QoS 0 for a controller that reads nothing is bounded only by Mosquitto's quota for all of its memory."""
 
     async def work() -> None:
         topic = topics.node_topic(LAB, "n1", "event")
@@ -189,10 +189,10 @@ def test_a_packet_beyond_the_limit_costs_its_sender_the_connection(doors: Doors)
 
 
 def test_persistence_is_no_load(doors: Doors) -> None:
-    """What is saved each time is bounded by the quotas, and it is not saved all the time."""
+    """The quotas bound the size of each save of the broker's database, and saves are not continuous."""
     saved = [line for line in (doors.log.parent / "mosquitto.conf").read_text().splitlines() if "autosave" in line]
     assert saved == [f"autosave_interval {SAVE_EVERY_S}"]
-    assert quotas.MOST_QUEUED_BYTES / SAVE_EVERY_S < 2 * _MIB, "bytes per second for each client that is away"
+    assert quotas.MOST_QUEUED_BYTES / SAVE_EVERY_S < 2 * _MIB, "bytes per second for each offline client"
 
 
 def subscribe_packet(number: int, topics_each: int = 300, levels: int = 199) -> bytes:
@@ -207,7 +207,7 @@ def subscribe_packet(number: int, topics_each: int = 300, levels: int = 199) -> 
 
 
 def test_subscriptions_to_what_a_node_may_not_read_take_no_memory_of_the_broker(doors: Doors) -> None:
-    """Each level of a topic costs the broker some 700 bytes: of a megabyte of SUBSCRIBE it would come to its end."""
+    """Each level of a topic costs the broker some 700 bytes: a megabyte of SUBSCRIBE would exhaust its memory."""
     folder = doors.agent("n1").tls_dir
 
     def flood() -> None:
@@ -225,9 +225,9 @@ def test_subscriptions_to_what_a_node_may_not_read_take_no_memory_of_the_broker(
                 answer = n1.recv(1 << 16)
                 while len(answer) < 3 + 302:
                     more = n1.recv(1 << 16)
-                    assert more, "the broker hung up"
+                    assert more, "the broker closed the connection"
                     answer += more
-                assert answer[-300:] == b"\x80" * 300, "each is refused"
+                assert answer[-300:] == b"\x80" * 300, "each topic is refused"
 
     flood()
     assert doors.broker.poll() is None

@@ -1,4 +1,4 @@
-"""A node that was put out: its certificates count no more, at the broker and between agents; all others do."""
+"""A revoked node: the broker and other agents refuse its certificates, and accept all others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def serial(folder: Path) -> int:
 
 
 def openssl_says(authority: Authority, cert: Path) -> str:
-    """Return what openssl says of an agent's certificate, by the list that the broker has."""
+    """Return openssl's verdict on an agent's certificate, by the broker's revocation list."""
     broker = authority.folder / "broker"
     done = subprocess.run(
         ["openssl", "verify", "-crl_check", "-CAfile", broker / "agents-ca.pem", "-CRLfile", broker / "agents-ca.crl",
@@ -121,7 +121,7 @@ def test_lists_of_one_second_follow_one_another(authority: Authority) -> None:
     for name in NODES:
         authority.revoke("node", name)
         since.append(x509.load_pem_x509_crl(path.read_bytes()).last_update_utc)
-    assert since == sorted(set(since)), "OpenSSL keeps the older of two that are equally new"
+    assert since == sorted(set(since)), "of two lists of the same second, OpenSSL keeps the older one"
     assert len(revoked(path)) == len(NODES)
 
 
@@ -133,7 +133,7 @@ def test_a_lab_of_before_gets_its_lists(authority: Authority) -> None:
     again.lists()
     assert openssl_says(again, authority.folder / "nodes/n1/cert.pem").endswith(": OK\n")
     again.issue("node", "n1", hosts=["127.0.0.1"], renew_before_days=1000)
-    assert again.revoke("node", "n1").new == 2, "its certificate of before as well"
+    assert again.revoke("node", "n1").new == 2, "including its previous certificate"
     assert old in revoked(authority.folder / "agents-ca.crl")
 
 
@@ -167,7 +167,7 @@ def test_the_command_says_what_it_did_and_where_the_list_must_be(authority: Auth
 
 
 def put_out(doors: Doors, name: str) -> None:
-    """Revoke a node at a broker that runs, as the command does on its machine."""
+    """Revoke a node at a running broker, as the command does on the broker's machine."""
     doors.authority.revoke("node", name)
     doors.rules.write_text(rules.agents_acl(LAB, doors.authority.let_in("node"), CONTROLLERS))
     doors.broker.send_signal(signal.SIGHUP)
@@ -182,7 +182,7 @@ async def comes_in(doors: Doors, name: str) -> bool:
 
 
 async def until_let_in(doors: Doors, name: str, *, let_in: bool) -> None:
-    """Try until the broker, which tells no event of that, has read its lists and rules."""
+    """Poll until the broker has read its lists and rules, which it does not report."""
     while await comes_in(doors, name) is not let_in:
         pass
 
@@ -223,15 +223,15 @@ def test_a_revoked_node_is_out_at_its_next_connection_and_the_others_go_on(doors
             await until_let_in(doors, "n1", let_in=True)
 
     asyncio.run(work())
-    lines = {  # the second is of a broker that was late to accept it
+    lines = {  # the second line is of a broker that accepted the connection late
         (SOMEBODY, ActKind.REFUSED_CONNECTION, f"from 127.0.0.1{port}: certificate verify failed")
         for port in (f" on port {doors.agent_port}", "")
     }
-    wait_until(lambda: lines & seen(doors), "a line of it")
+    wait_until(lambda: lines & seen(doors), "a log line about the act")
 
 
 def test_a_connection_of_before_says_and_hears_nothing_more(doors: Doors) -> None:
-    """Nobody else connects in its name, as that alone would end its connection: n3 shows what the broker has read."""
+    """Another connection in its name would end its own, so n3 shows whether the broker has read the list."""
 
     async def work() -> None:
         heard: list[bytes] = []
@@ -267,17 +267,17 @@ def test_a_connection_of_before_says_and_hears_nothing_more(doors: Doors) -> Non
                 await honest.publish(topics.node_topic(LAB, "n2", "event"), b"end")
             await until(lambda: b"end" in heard, "the last event")
             assert thief.connected.is_set()
-            assert thief._client is kept, "its connection of before is what was tried"
+            assert thief._client is kept, "the attempt used its earlier connection"
             assert (heard, told) == ([b"before", b"end"], [b"no secret", b"for n2"])
 
     asyncio.run(work())
     line = f"a message on {topics.node_topic(LAB, 'n1', 'event')}"
-    wait_until(lambda: ("n1", ActKind.DENIED_PUBLISH, line) in seen(doors), "a line of it")
+    wait_until(lambda: ("n1", ActKind.DENIED_PUBLISH, line) in seen(doors), "a log line about the act")
 
 
 @pytest.mark.parametrize("parted_before", [False, True])
 def test_the_lab_is_told_also_where_the_rules_name_the_node_no_more(doors: Doors, *, parted_before: bool) -> None:
-    """As after a first command that reached the broker's machine, but not the broker, or was killed in between."""
+    """As after a first command that reached the broker's machine, but was killed before it reached the broker."""
 
     async def work() -> None:
         told: list[NodeStatus] = []
@@ -342,7 +342,7 @@ def test_the_connection_that_a_revoked_node_has_is_ended_and_the_lab_is_told(doo
             assert await asyncio.to_thread(say_farewell, doors.authority, url, "n1") == ""
             await until(lambda: not thief.connected.is_set(), "the end of its connection")
             await until(lambda: told[-1].reason == "its certificate was revoked", "word of that")
-            assert doors.authority.revoke("node", "n1").new == 1, "what it was done by counts no more either"
+            assert doors.authority.revoke("node", "n1").new == 1, "the one used to disconnect it"
             put_out(doors, "n1")
             await until_let_in(doors, "n1", let_in=False)
             assert honest._client is kept
@@ -362,7 +362,7 @@ def test_a_tls_session_of_before_is_not_resumed(doors: Doors) -> None:
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
 
     def talk(session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
-        """Connect by MQTT 3.1.1 and return the broker's greeting, empty if it hangs up."""
+        """Connect by MQTT 3.1.1 and return the broker's CONNACK, empty if it closes the connection."""
         name = b"dfrs.probe"
         body = b"\x00\x04MQTT\x04\x02\x00\x3c" + len(name).to_bytes(2) + name
         with (
@@ -383,7 +383,7 @@ def test_a_tls_session_of_before_is_not_resumed(doors: Doors) -> None:
 
 
 def test_agents_refuse_a_revoked_node_without_a_restart(authority: Authority) -> None:
-    """By the contexts that the image servers of agents have, and those that fetch from them."""
+    """Test with the TLS contexts of agents' image servers, and of their clients."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
@@ -412,7 +412,7 @@ def test_agents_refuse_a_revoked_node_without_a_restart(authority: Authority) ->
             assert not await answers("n1")
             assert await answers("n3")
             authority.revoke("node", "n2")
-            assert not await answers("n3"), "nor is an image taken from a revoked node"
+            assert not await answers("n3"), "no image is fetched from a revoked node"
 
     asyncio.run(work())
 

@@ -1,4 +1,4 @@
-"""An operator sees what was tried: the broker's log, agents' refusals and runs' journals, as `testbed doctor` does."""
+"""An operator sees attempted attacks in the broker's log, agents' refusals and runs' journals, by `testbed doctor`."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def test_what_the_rules_deny_is_in_the_brokers_log_with_the_nodes_name(doors: Do
     denied, foreign = found["n1", ActKind.DENIED_PUBLISH], found["n1", ActKind.FOREIGN_SUBSCRIPTION]
     assert (denied.count, denied.what) == (2, f"a retained message on {topics.lease_topic(LAB)}")
     assert (foreign.count, foreign.what) == (3, "to $SYS/#")
-    assert abs(denied.unix_s - time.time()) < 3600  # speed: of this hour, and not of another time zone
+    assert abs(denied.unix_s - time.time()) < 3600  # speed: of this hour, and not in another time zone
 
 
 def test_a_node_that_forges_lines_of_the_log_puts_no_blame_on_another(doors: Doors) -> None:
-    """Topics may have characters that Python takes for the end of a line."""
+    """Topics may have characters that Python treats as ends of lines."""
     forged = f"{int(time.time())}: Denied PUBLISH from n2 (d0, q1, r0, m4, 'a', ... (1 bytes))"
     forged_again = f"{int(time.time())}: OpenSSL Error[0]: error:0A000086:SSL routines:f:forged"
 
@@ -106,7 +106,7 @@ def test_a_node_that_forges_lines_of_the_log_puts_no_blame_on_another(doors: Doo
     assert found["n1", ActKind.DENIED_PUBLISH].count == before + 4
     assert not any("forged" in act.what for act in found.values() if act.node != "n1")
     mine = suspicious.broker(LAB, doors.log)
-    assert not any("n2: denied" in each.found.partition(" (")[0] for each in mine), "nor by the doctor"
+    assert not any("n2: denied" in each.found.partition(" (")[0] for each in mine), "the doctor does not blame n2"
 
 
 def test_an_honest_lab_leaves_no_such_line_and_none_per_packet(doors: Doors) -> None:
@@ -153,16 +153,16 @@ def test_a_real_agent_is_not_reported_not_even_one_that_is_killed(tmp_path: Path
     with open_doors(tmp_path, log_denied=True) as doors:
         asyncio.run(work(doors))
         release = topics.release_topic(LAB, topics.ANY)
-        assert f"\t{release} (QoS 1)" in doors.log.read_text(), "it subscribed to what it does subscribe to"
+        assert f"\t{release} (QoS 1)" in doors.log.read_text(), "the agent has its usual subscriptions"
         assert list(acts_of(lines_of(doors), LAB)) == []
         with socket.create_connection((doors.address, doors.agent_port)) as plain:
             cut_off_in_its_handshake(plain, client_context(doors.agent("n1").tls_dir))
-        wait_until(lambda: "unexpected eof while reading" in doors.log.read_text(), "a line that tells of it")
+        wait_until(lambda: "unexpected eof while reading" in doors.log.read_text(), "a log line about it")
         assert list(acts_of(lines_of(doors), LAB)) == []
 
 
 def cut_off_in_its_handshake(plain: socket.socket, context: ssl.SSLContext) -> None:
-    """Begin TLS and end the connection without a word."""
+    """Begin TLS and close the connection without a message."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -195,7 +195,7 @@ def test_connections_that_are_refused_are_told_with_their_host(doors: Doors) -> 
 
     asyncio.run(work())
     why = "peer did not return a certificate"
-    wanted = {  # the second is of a broker that was late to accept it
+    wanted = {  # the second line is of a broker that accepted the connection late
         ("somebody", ActKind.REFUSED_CONNECTION, f"from 127.0.0.1{port}: {why}")
         for port in (f" on port {doors.agent_port}", "")
     }
@@ -203,7 +203,7 @@ def test_connections_that_are_refused_are_told_with_their_host(doors: Doors) -> 
 
 
 def test_connections_that_a_late_broker_refuses_at_once_are_told_with_their_host(doors: Doors) -> None:
-    """What it refuses while it accepts a connection, Mosquitto tells in other words."""
+    """Mosquitto words a refusal differently while it still accepts the connection."""
     wanted = "somebody", ActKind.REFUSED_CONNECTION, "from 127.0.0.1: http request"
     doors.broker.send_signal(signal.SIGSTOP)
     try:
@@ -238,7 +238,7 @@ def test_the_playbook_starts_the_broker_by_the_same_command() -> None:
     role = (ROOT / "ansible/roles/broker/tasks/main.yml").read_text()
     assert unit in re.sub(r" \\\n +", " ", role), "systemd makes one line of two that a backslash joins"
     assert '"' not in command[2]
-    assert not set("$%\\") & set(command[2]), "systemd would take these for its own"
+    assert not set("$%\\") & set(command[2]), "systemd would interpret these characters"
 
 
 def test_refused_commands_are_kept_by_the_agent_and_told_by_the_doctor(doors: Doors, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_words_of_an_attacker_are_no_markup_and_no_control_of_the_terminal(tmp_p
 
 
 def reads(script: str, within_s: float = HANG_S) -> list[Finding]:
-    """Return what the doctor says of a journal that a script prints."""
+    """Return the doctor's findings for a journal that a script prints."""
     journal = partial(suspicious._journal, (sys.executable, "-c", script), within_s)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suspicious, "_journal", journal)
@@ -354,10 +354,10 @@ def test_the_journal_is_read_line_by_line_and_one_too_large_is_told() -> None:
     (absent,) = reads("pass")
     assert (absent.severity, absent.found) == ("note", "its log is not on this machine")
     endless = f"import itertools\nfor _ in itertools.count(): print({line!r}, flush=True)"
-    large, acts = reads(endless, within_s=2.0)  # speed: what is endless is cut off here
+    large, acts = reads(endless, within_s=2.0)  # speed: endless output is cut off here
     assert large.severity == "warning"
     assert "its log of the last week is too large to be read within" in large.found
-    assert acts.values["node"] == "n1", "what was read is told"
+    assert acts.values["node"] == "n1", "the acts that were read are reported"
 
 
 def test_a_flood_of_lines_takes_no_memory_of_the_doctor() -> None:

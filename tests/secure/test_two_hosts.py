@@ -1,4 +1,4 @@
-"""One controller drives agents on two hosts over TLS: each in a network namespace of its own, joined by a bridge."""
+"""One controller commands agents on two hosts over TLS: each in a separate network namespace, joined by a bridge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def network() -> Iterator[dict[str, tuple[str, ...]]]:
-    """Make a namespace for the head with a bridge, and one for each node; yields what begins a command in each."""
+    """Make a namespace for the head with a bridge, and one per node; yields the prefix of commands in each."""
     spaces = {name: f"dfrs-{os.getpid()}-{name}" for name in ("head", *NODES)}
     with contextlib.ExitStack() as stack:
         for space in spaces.values():

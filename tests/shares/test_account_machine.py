@@ -1,4 +1,4 @@
-"""Shares are conserved whatever happens to messages and to the owners of accounts: random schedules of both."""
+"""Shares are conserved under any faults of messages and of the owners of accounts: random schedules of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEATH = st.sampled_from(["no", "before it is kept", "before it is sent"])
 
 
 class AccountMachine(RuleBasedStateMachine):
-    """Accounts, each with an owner that dies at times, and a bus that loses, doubles, delays and reorders."""
+    """Accounts whose owners sometimes die, and a bus that loses, doubles, delays and reorders messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class AccountMachine(RuleBasedStateMachine):
         return Account(owner, msgspec.json.decode(self.kept[owner], type=AccountState))
 
     def act(self, owner: str, death: str, act: Callable[[Account], list[ExchangeMessage]]) -> None:
-        """Let an owner change its account, keep it and send; or die on the way, and be followed by another."""
+        """Let an owner change its account, store it and send; it may die in between, and is then replaced."""
         account = self.accounts[owner]
         messages = act(account)
         if death != "before it is kept":
@@ -96,7 +96,7 @@ class AccountMachine(RuleBasedStateMachine):
         return found
 
     def teardown(self) -> None:
-        """Once the bus works, each transfer is answered."""
+        """Assert that each transfer is answered once the bus works."""
         self.bus.clear()
         for owner in OWNERS:
             self.repeat(owner)
@@ -104,7 +104,7 @@ class AccountMachine(RuleBasedStateMachine):
             self.hear(self.bus.pop(), 10 * EACH, "no")
         assert not [each for account in self.accounts.values() for each in account.unanswered()]
         assert sum(account.shares for account in self.accounts.values()) == EACH * len(OWNERS)
-        for owner, account in self.accounts.items():  # what was taken tells who has what, and why
+        for owner, account in self.accounts.items():  # the sums of taken shares explain each account
             given = sum(other.taken.get(owner, 0) for other in self.accounts.values())
             assert account.shares == EACH + sum(account.taken.values()) - given
 

@@ -1,4 +1,4 @@
-"""Shares that are caps: what guests give and ask for, and what of it is in force at a node."""
+"""Shares that are caps: gifts and requests of guests, and the caps in force on a node."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_bank_gets_half_of_what_capped_guests_do_not_use():
 
 
 def deliver(nodes, messages, free=1_000_000):
-    """Hand messages to the node of each owner; `nodes` has the bank at the first."""
+    """Deliver messages to the node of each owner; the bank is on the first of `nodes`."""
     while messages:
         message = messages.pop(0)
         owner = message.source if isinstance(message, Receipt) else message.target
@@ -58,7 +58,7 @@ def deliver(nodes, messages, free=1_000_000):
 
 
 def test_guests_that_no_cap_holds_back_do_not_give_away_what_they_have():
-    """Found on a busy machine: all used less than their caps, gave half of that, and asked for nothing back."""
+    """A case from a busy machine: all guests used less than their caps, gave half of that, and requested none back."""
     nodes = [
         NodeExchange({"a": AccountState(120_000), BANK: AccountState(0)}, banked=True, total=360_000, capped=True),
         NodeExchange({"b": AccountState(120_000)}, banked=True, total=360_000, capped=True),
@@ -84,5 +84,5 @@ def test_no_more_is_in_force_than_the_node_has_unless_the_bases_are_more(guests,
     covered = {guest: min(accounts[guest], bases[guest]) for guest in guests}
     assert all(covered[guest] <= found[guest] <= accounts[guest] for guest in guests)
     assert sum(found.values()) <= max(node, sum(covered.values()))
-    if found != accounts:  # nothing is out of force without need
+    if found != accounts:  # caps are lowered only if necessary
         assert sum(found.values()) >= node

@@ -1,4 +1,4 @@
-"""Formulas of the exchange of shares: the paper's own examples, and what must hold for any numbers."""
+"""Formulas of the exchange of shares: the paper's own examples, and properties for any numbers."""
 
 from __future__ import annotations
 

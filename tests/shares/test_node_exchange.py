@@ -12,8 +12,8 @@ from testbed.shares.node import BANK, NodeExchange, Use
 from testbed.shares.state import AccountState
 
 NODES = 4
-BOOKED = 0.5  # cores of each node, by `eatcpu`
-WORK = [1 / (node + 1) for node in range(NODES)]  # of an iteration
+BOOKED = 0.5  # cores of each node that `eatcpu` books
+WORK = [1 / (node + 1) for node in range(NODES)]  # work of an iteration, by node
 PERIODS = 60
 TOTAL = shares_of(NODES)
 
@@ -44,7 +44,7 @@ class Cluster:
         return shares_of(1 - BOOKED) - self.nodes[node].shares()[guest(node)]
 
     def iteration_s(self) -> float:
-        """Return how long an iteration takes: as long as its slowest part under contention."""
+        """Return the time of an iteration, which is that of its slowest part under contention."""
         return max(work / (share / (share + BOOKED)) for work, share in zip(WORK, self.shares(), strict=True))
 
     def period(self, number: int) -> None:
@@ -53,7 +53,7 @@ class Cluster:
         long_s = self.iteration_s()
         for node, each in enumerate(self.nodes):
             near = [guest(other) for other in (node - 1, node + 1) if 0 <= other < NODES]
-            slower = [name for name in near if WORK[int(name[1])] > WORK[node]]  # they end its waiting
+            slower = [name for name in near if WORK[int(name[1])] > WORK[node]]  # messages of these end its waits
             use = Use(shares_of(WORK[node] / long_s), slower)
             self.deliver(each.exchange({guest(node): use}, self.free(node), number))
         self.deliver(self.nodes[0].grant())
@@ -76,7 +76,7 @@ def test_shares_move_to_the_guest_that_all_wait_for(cores: float) -> None:
         assert cluster.total() == total
         assert all(share <= 1 - BOOKED + 1e-9 for share in cluster.shares()), "no node is booked beyond its size"
         ends[mode] = cluster.iteration_s()
-    if cores == 0.5:  # the guest that all wait for has all that its node can give
+    if cores == 0.5:  # the slowest guest already has all that its node can give
         assert ends["bank"] == ends["distributed"] == ends["none"]
     else:
         assert ends["bank"] < ends["none"]
@@ -84,7 +84,7 @@ def test_shares_move_to_the_guest_that_all_wait_for(cores: float) -> None:
 
 
 def test_the_bank_is_sooner_where_the_waiting_is_far_from_the_work() -> None:
-    """As at the paper's 0.1 CPU a node, where the bank cuts the time by nearly 38 %."""
+    """As at the paper's 0.1 CPU per node, where the bank reduces the time by nearly 38 %."""
     banked, handed_on = Cluster(0.1, "bank"), Cluster(0.1, "distributed")
     for number in range(1, 7):
         banked.period(number)
@@ -110,7 +110,7 @@ def test_the_last_word_of_a_guest_about_its_shortage_counts() -> None:
     for number, shares in ((2, 10), (1, 90), (2, 10)):
         assert bank.hear(Shortage(source="g1", target=BANK, number=number, shares=shares), 0) == []
     assert bank.grant() == [Transfer(source=BANK, target="g1", number=1, shares=10)]
-    assert bank.grant() == [], "who is short says so in each period"
+    assert bank.grant() == [], "a node that is short repeats its request in each period"
     assert NodeExchange({"g1": AccountState(1)}, banked=True, total=TOTAL).grant() == []
 
 

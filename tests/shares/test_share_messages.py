@@ -1,4 +1,4 @@
-"""Messages of the exchange: only those that were sealed with the secret of the job's life are taken."""
+"""Messages of the exchange: only messages that are authenticated with the secret of the job's life are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guess of who waits for whom: against jobs whose waits are known, and against any counts at all."""
+"""The guess of which rank waits for which: with jobs whose waits are known, and with arbitrary counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def guess(slices: Sequence[Slice], ranks: int = 3) -> tuple[float, ...]:
 
 def test_the_last_to_come_is_waited_for() -> None:
     slices = [
-        part(0.0, (0, 0, 900)),  # it computes, and nobody waits for this
+        part(0.0, (0, 0, 900)),  # the rank computes, and no rank waits for it
         part(0.015, (0, 0, 0)),
         part(0.019, (900, 0, 0)),
         part(0.02, (0, 0, 0)),
@@ -97,7 +97,7 @@ def test_waits_never_fall_and_never_exceed_the_time_without_running(slices: list
         assert sum(waits.waits_s) <= idle_s + 1e-9
     for rank in range(3):
         if not any(each.received_bytes[rank] > 0 for each in slices):
-            assert waits.waits_s[rank] == 0, "nothing has come from it"
+            assert waits.waits_s[rank] == 0, "no message has arrived from this rank"
 
 
 @given(SLICES, st.integers(2, 1000), st.permutations(range(3)))
@@ -130,11 +130,11 @@ def test_a_wait_is_the_same_in_shorter_slices(slices: list[Slice], parts: int) -
 
 # Jobs whose waits are known: each rank computes, sends to its neighbours, and waits for the messages of all of them.
 
-Job = list[list[float]]  # of each rank, the seconds for which it computes in each iteration
+Job = list[list[float]]  # by rank: the seconds of computation in each iteration
 
 
 def played(job: Job, topology: str) -> tuple[list[list[tuple[float, float, int]]], list[list[tuple[float, int]]]]:
-    """Return of each rank its waits (begin, end, the rank waited for), and the arrivals (time, source)."""
+    """Return for each rank its waits (begin, end, the rank that it waited for), and its arrivals (time, source)."""
     ranks = len(job)
     near = [neighbours(topology, rank, ranks) for rank in range(ranks)]
     ready_s = [0.0] * ranks
@@ -184,14 +184,14 @@ def test_the_guess_names_the_slow_rank_of_a_job_that_computes_for_long(
         for begin_s, end_s, source in waits[rank]:
             known_s[source] += end_s - begin_s
             near_s = [at_s for at_s, other in arrivals[rank] if other != source and abs(at_s - end_s) < 2 * SLICE_S]
-            assume(not near_s)  # of messages in one slice nobody knows which was the last
+            assume(not near_s)  # the order of messages within one slice is unknown
         found_s = guess(sliced(waits[rank], arrivals[rank], ranks), ranks)
         assert found_s[slow] == pytest.approx(known_s[slow], abs=2 * SLICE_S * iterations)
         assert max(found_s) == found_s[slow]
 
 
 def test_of_two_waits_in_one_slice_both_ranks_get_a_half() -> None:
-    """A limit of the rule, as its description says."""
+    """A documented limit of the rule."""
     work = part(0.0, (0, 0))
     fine = [part(0.04, (10, 0), 0.04), part(0.0, (0, 0), 0.04), part(0.32, (0, 10), 0.32)]
     coarse = [part(0.36, (10, 10), 0.4)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.policies.virtual_cluster import VirtualCluster  # it drives live policies, so it lives with their tests
+from support.policies.virtual_cluster import VirtualCluster  # among the tests of live policies, which it runs
 
 from testbed.errors import UserError
 from testbed.scheduling.policies.catalogue import parse
@@ -58,7 +58,7 @@ def test_jobs_that_end_at_exactly_the_shadow_time_give_extra_nodes():
 
 @pytest.mark.parametrize("first_s", [9, 10])
 def test_jobs_of_one_instant_go_in_file_order(first_s):
-    # One node is left beside the first job and both of the last fit there, but not one after the other.
+    # One node is free beside the first job, and each of the last two fits there, but not both in sequence.
     second_s = 19 - first_s
     jobs = trace((0, 1, 10), (0, 2, 5), (0, 1, first_s), (0, 1, second_s))
     assert starts(EASY, jobs, 2) == [0, 10, 0, 15]
@@ -99,7 +99,7 @@ def test_impossible_traces_are_refused():
 
 
 def naive(jobs, nodes, *, backfill, before_shadow):
-    """Start times from lists alone: all is looked up anew at every instant."""
+    """Return start times from a simple implementation with lists, which recomputes everything at every instant."""
     begun, ends = {}, {}
 
     def free_at(when, now):

@@ -1,4 +1,4 @@
-"""Machine code or the twin, whichever is sooner: small work compiles nothing, and changing over changes no result."""
+"""Compiled code or the twin, whichever is faster: small work compiles nothing, and a switch changes no result."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_on_a_fresh_machine_small_work_is_done_without_a_compiler(tmp_path):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """A machine that could compile and never did; return what is compiled by name, which stays the twin."""
+    """Set up a machine that never compiled anything; return the names that would be compiled, and stay twins."""
     made = []
 
     def stand_in(function):

@@ -1,4 +1,4 @@
-"""Tasks that divide what a policy gives their job, in virtual time: by hand, and at random."""
+"""Tasks that divide the CPU of their job, in virtual time: cases by hand, and random ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_task_with_all_of_its_node_cannot_have_more():
 def test_the_exchange_waits_for_the_first_work_after_a_resume():
     """After a penalty of 200 s the caps are equal again, and move as they did after the start."""
     job = Job(1, 0.0, 4, 0.2, 0.6, 1000.0)
-    jobs = [job, Job(2, 100.0, 4, 0.5, 0.6, 50.0)]  # has no room beside it, and more priority
+    jobs = [job, Job(2, 100.0, 4, 0.5, 0.6, 50.0)]  # does not fit beside it, and has more priority
     found = run(jobs, 4, policy="GreedyP */OPT=MIN", overheads=constant(200.0))
     alone = run([job], 4, policy="GreedyP */OPT=MIN")
     assert found.preemptions.tolist() == [1, 0]

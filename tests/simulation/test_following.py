@@ -1,4 +1,4 @@
-"""Decisions made elsewhere are followed as the event loop takes its own: it is itself what they are checked against."""
+"""Recorded decisions are followed exactly as the event loop follows its own, which is the reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BENT = replace(constant(10.0), progress=Progress(np.array([0.25, 1.0]), np.array
 
 @dataclass
 class Recorder:
-    """A policy that keeps all that it was asked and has answered."""
+    """A policy that records its views and decisions."""
 
     policy: Policy
     asked: list[tuple[ClusterView, Event, Decision]] = field(default_factory=list)
@@ -67,7 +67,7 @@ def followed(
     jobs: list[Job], policy: str, overheads: Overheads, speeds: NodeSpeeds | None,
     asked: list[tuple[ClusterView, Event, Decision]],
 ) -> list[Floats]:  # fmt: skip
-    """Return the virtual times that are expected at each decision but the first."""
+    """Return the expected virtual times at each decision except the first."""
     follower = Follower(jobs, NODES, parse(policy), overheads, node_memory_gb=8.0, speeds=speeds)
     expected = []
     for number, (view, _, answer) in enumerate(asked):
@@ -105,7 +105,7 @@ def test_what_is_expected_of_its_own_decisions_is_what_the_loop_does(
 
 
 def test_measured_progress_counts_from_the_next_step_on() -> None:
-    """Job 1 is 30 s behind at 100 s, when job 2 comes; at 300 s the model has it 30 s behind, and no more."""
+    """Job 1 is 30 s behind at 100 s, when job 2 is submitted; at 300 s the model still has it 30 s behind."""
     jobs = [Job(1, 0.0, 1, 0.5, 0.1, 1000.0), Job(2, 100.0, 1, 0.5, 0.1, 1000.0), Job(3, 300.0, 1, 0.5, 0.1, 9.0)]
     asked = recorded(jobs, "Greedy */OPT=MIN", constant(0.0), None)[:3]
     assert [view.time_s for view, _, _ in asked] == [0.0, 100.0, 300.0]

@@ -1,4 +1,4 @@
-"""What resumes and migrations cost: interpolation, makers, files, and what is said of wrong ones."""
+"""Costs of resumes and migrations: interpolation, factories, files, and messages about wrong files."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Costs of starts, places that are held while they are saved, concurrency by node, measured progress: by hand."""
+"""Costs of starts, nodes that stay occupied during saves, concurrency by node, measured progress: by hand."""
 
 from dataclasses import replace
 
@@ -53,13 +53,13 @@ def job(job_id, submit_s, run_s, tasks=1, cpu=0.5, mem=0.125):
 
 
 def model(**what):
-    """Return resumes of 3 s and migrations of 6 s, and what else a test needs."""
+    """Return a model with resumes of 3 s and migrations of 6 s, and with further overheads of a test."""
     arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in what.items()}
     return replace(constant(3), migration_s=np.array([[6.0]]), **arrays)
 
 
 def by_tasks(one, two, **what):
-    """Return a model of `one` second for one task that moves and `two` for two, whatever they do."""
+    """Return a model of `one` second for one task that moves and `two` for two, for any operation."""
     seconds = np.array([[float(one)], [float(two)]])
     levels = {"concurrent_tasks": np.array([1.0, 2.0]), "memory_gb": np.array([0.0])}
     return Overheads("by tasks", **levels, resume_s=seconds, migration_s=seconds, **what)
@@ -81,9 +81,9 @@ def test_who_comes_to_a_node_waits_until_who_was_paused_there_is_saved(loop):
     }
     jobs = [job(0, 0, 30), job(1, 10, 20), job(2, 12, 10), job(3, 12, 4)]
     run = loop(jobs, 2, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
-    assert run.end_s[3] == 16.0  # another node is not held
+    assert run.end_s[3] == 16.0  # the other node is not occupied
     assert run.end_s[1] == 18.0 + 40.0  # job 0 is saved from 10 to 18
-    assert run.end_s[2] == 18.0 + 20.0  # a later decision finds the node held as well
+    assert run.end_s[2] == 18.0 + 20.0  # the node is still occupied at a later decision
     assert run.end_s[0] == 60.0 + 3.0 + 20.0
     assert run.penalty_s.tolist() == [3.0, 8.0, 6.0, 0.0]
 
@@ -108,7 +108,7 @@ def test_jobs_that_change_places_wait_for_each_other_but_not_for_those_that_stay
 @LOOPS
 @pytest.mark.parametrize(("per_node", "took_s"), [(False, [7.0, 7.0, 7.0]), (True, [3.0, 3.0, 1.0])])
 def test_concurrency_is_that_of_the_worst_node_or_of_the_cluster(loop, per_node, took_s):
-    # At 20 two tasks come to node 0, one to node 1 and one to node 2: one task takes 1 s, two 3 s, four 7 s.
+    # At 20 two tasks move to node 0, one to node 1 and one to node 2: one task takes 1 s, two 3 s, four 7 s.
     running = {0: ([0, 1], 0.25), 1: (0, 0.25), 2: (2, 0.25)}
     script = {0: running, 10: {}, 20: running}
     jobs = [job(0, 0, 10, tasks=2), job(1, 0, 10), job(2, 0, 10)]
@@ -147,7 +147,7 @@ def test_batch_jobs_hold_their_nodes_while_they_start_and_easy_does_not_know():
     assert easy.start_s.tolist() == [0.0, 15.0, 2.0]
     assert easy.penalty_s.tolist() == [5.0, 9.0, 5.0]
     assert easy.end_s.tolist() == [15.0, 34.0, 15.0]
-    longer = [*jobs[:2], job(2, 2, 9)]  # told to end after the shadow time of 10
+    longer = [*jobs[:2], job(2, 2, 9)]  # by its estimate it ends after the shadow time of 10
     assert schedule_batch(longer, 2, parse("EASY"), NEVER, overheads=table).start_s.tolist() == [0.0, 15.0, 24.0 + 10.0]
     by_node = replace(by_tasks(5, 9, start_s=np.array([[5.0], [9.0]])), per_node=True).table(8.0)
     assert schedule_batch(jobs, 2, parse("FCFS"), NEVER, overheads=by_node).penalty_s.tolist() == [5.0] * 3
@@ -287,7 +287,7 @@ def test_jobs_of_several_tasks_take_longer_where_that_was_measured():
     for policy in ("FCFS", "EASY", "Greedy */OPT=MIN"):
         assert simulate([serial], 2, parse(policy), more).end_s.tolist() == [100.0]
         assert simulate([pair], 2, parse(policy), more).end_s.tolist() == [105.0]
-    # job 3 has no room beside job 2, whose images are written for 3 s; job 2 is resumed at its end
+    # job 3 does not fit beside job 2, whose save takes 3 s; job 2 resumes at the end of job 3
     jobs = [replace(pair, mem_req_frac=0.6), Job(3, 50.0, 1, 1.0, 0.6, 10.0)]
     run = simulate(jobs, 2, parse("GreedyP */OPT=MIN"), more, debug=True)
     assert run.preemptions.tolist() == [1, 0]

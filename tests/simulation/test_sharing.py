@@ -13,7 +13,7 @@ from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 
 MODES = ("none", "distributed", "bank")
-WORK_S = 150.0  # of the first task, alone on its node
+WORK_S = 150.0  # work of the first task, in seconds alone on its node
 LINE = SharingModel(("linear",), "1/i")
 
 
@@ -22,7 +22,7 @@ def run(jobs, nodes, mode="none", model=LINE, **options):
 
 
 def response_s(cores, mode, topology="linear", work_s=WORK_S):
-    """How long the paper's parallel job takes on four nodes, half of each booked by a serial job without an end."""
+    """Return the time of the paper's parallel job on four nodes, half of each booked by an endless serial job."""
     jobs = [Job(number, 0.0, 1, 0.5, 0.3, 1e5) for number in range(1, 5)]
     found = run([*jobs, Job(5, 1.0, 4, cores, 0.3, work_s / cores)], 4, mode, SharingModel((topology,), "1/i"))
     return found.end_s[4] - found.start_s[4]
@@ -33,7 +33,7 @@ def test_a_job_alone_has_all_of_its_node():
 
 
 def test_two_serial_jobs_share_a_node_by_their_shares():
-    """Shares of 0.5 and 0.25 CPU get 0.67 and 0.33 of it [DPS III.B]; the one that is left gets all."""
+    """Shares of 0.5 and 0.25 CPU get 0.67 and 0.33 of it [DPS III.B]; the remaining job then gets all."""
     found = run([Job(1, 0.0, 1, 0.5, 0.1, 100.0), Job(2, 0.0, 1, 0.25, 0.1, 200.0)], 1)
     assert found.end_s == pytest.approx([75.0, 100.0])
     assert found.start_s.tolist() == [0.0, 0.0]
@@ -42,7 +42,7 @@ def test_two_serial_jobs_share_a_node_by_their_shares():
 def test_a_parallel_job_advances_with_its_slowest_task():
     jobs = [Job(1, 0.0, 1, 0.5, 0.1, 1e4), Job(2, 0.0, 2, 0.25, 0.6, 300.0)]
     found = run(jobs, 2, model=SharingModel())
-    # one of its tasks is alone on its node; the other one has 1/3 of a node, so 4/3 of what was booked
+    # one of its tasks is alone on its node; the other one has 1/3 of a node, which is 4/3 of the booked share
     assert found.end_s[1] == pytest.approx(225.0)
 
 
@@ -53,13 +53,13 @@ def test_shares_are_booked_so_a_job_waits_for_them():
 
 @pytest.mark.parametrize(("cores", "least", "most"), [(0.1, 0.36, 0.42), (0.2, 0.30, 0.36), (0.4, 0.08, 0.12)])
 def test_the_bank_cuts_the_response_time_as_in_the_paper(cores, least, most):
-    """[DPS Figure 4]: nearly 38 % at 0.1 CPU a node; less where the slowest task has more of its node already."""
+    """[DPS Figure 4]: nearly 38 % at 0.1 CPU per node; less if the slowest task already has more of its node."""
     cut = 1 - response_s(cores, "bank") / response_s(cores, "none")
     assert least < cut < most
 
 
 def test_the_bank_is_sooner_only_where_the_waiting_is_far_from_the_work():
-    """On a line shares are handed on from task to task; where all talk to all they arrive at once [DPS V.C]."""
+    """In a line, shares move from task to task; if all tasks communicate with all, they arrive directly [DPS V.C]."""
     line = response_s(0.1, "distributed") / response_s(0.1, "bank")
     all_to_all = response_s(0.1, "distributed", "all-to-all") / response_s(0.1, "bank", "all-to-all")
     assert line > 1.15

@@ -1,4 +1,4 @@
-"""`testbed simulate` through click: figures, files, errors. The plain kernels decide: nothing is compiled here."""
+"""`testbed simulate` through click: figures, files, errors. The plain Python kernels decide, without compilation."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ def test_json_and_job_files(command, tmp_path):
     assert list(figures) == ["GreedyPM */per/OPT=MIN", "EQUIPARTITION"]
     one = figures["GreedyPM */per/OPT=MIN"]
     assert list(one) == NAMES
-    # Job 2 is forced in at 50: job 1 is paused, 50 s are left. Job 3 fits beside job 2, on the other node.
+    # Job 2 preempts job 1 at 50, with 50 s left. Job 3 fits beside job 2, on the other node.
     with (tmp_path / "out" / "GreedyPM+-per-OPT=MIN.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == JOB_COLUMNS

@@ -1,4 +1,4 @@
-"""The event loops: exact times of hand-made cases, both loops at the same bits, invariants of all policies."""
+"""The event loops: exact times of hand-made cases, the same bits in both loops, invariants of all policies."""
 
 import numpy as np
 import pytest
@@ -134,7 +134,7 @@ def test_the_log_grows_and_the_loop_goes_on(monkeypatch):
     jobs = [job(0, 0, 1000)]
     monkeypatch.setattr(driver, "_TURN", 7)
     one = on_arrays(jobs, 2, policy, constant(9).table(8.0))
-    assert one.migrations[0] == one.moves.row.size > 900  # more than the log had room for at first
+    assert one.migrations[0] == one.moves.row.size > 900  # more than the initial size of the log
     assert_same(one, by_views(jobs, 2, policy, constant(9).table(8.0)))
 
 
@@ -193,7 +193,7 @@ def test_both_loops_come_to_the_same_bits_under_every_policy(jobs, name, period_
 @pytest.mark.slow
 @pytest.mark.skipif(not can_compile(), reason="numba is an extra")
 def test_the_compiled_loop_comes_to_the_bits_of_the_plain_one(monkeypatch):
-    # A twin that finds after its first turn that machine code were sooner.
+    # A twin that finds after its first iteration that compiled code would be faster.
     monkeypatch.setattr(compiling, "is_cached", lambda _function: False)
     monkeypatch.setattr(compiling, "COMPILE_S", 0.0)
     monkeypatch.setattr(compiling, "_LOOK_S", 0.0)

@@ -1,4 +1,4 @@
-"""Nodes whose speed changes over time: by hand, and against the loop that knows none."""
+"""Nodes whose speed changes over time: by hand, and compared with the loop without speeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_job_takes_as_long_as_its_slowest_node_needs() -> None:
 
 
 def test_penalties_are_times_of_the_clock() -> None:
-    """Job 2 has more priority and no room beside job 1, which then stands still for 60 s whatever the speed."""
+    """Job 2 has more priority and does not fit beside job 1, which then makes no progress for 60 s at any speed."""
     jobs = [Job(1, 0.0, 1, 1.0, 0.6, 1000.0), Job(2, 100.0, 1, 1.0, 0.6, 50.0)]
     half = speeds([0.0], [0.5])
     run = simulate(jobs, 1, parse("GreedyP */OPT=MIN"), constant(60.0), speeds=half, debug=True)

@@ -1,4 +1,4 @@
-"""Policies that are shown views by the event loop: answers in a wrong form, times, and the loop of batch policies."""
+"""Policies that get views from the event loop: malformed decisions, times, and the loop of batch policies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOBS = [Job(1, 5.0, 2, 1.0, 0.5, 10.0), Job(2, 6.0, 1, 1.0, 0.5, 10.0)]
 
 @dataclass
 class Answers:
-    """A policy that gives one answer to everything."""
+    """A policy that always gives the same decision."""
 
     task_node: list[int]
     yield_frac: list[float]
@@ -81,7 +81,7 @@ def test_the_loop_of_batch_policies_is_a_short_way_to_the_same_results(jobs, nam
     shown = run_loop(jobs, 4, policy, TABLE, debug=True, record=True, views=True)
     for field in ("start_s", "end_s", "virtual_time_s", "penalty_s", "preemptions", "migrations", "tasks_moved"):
         np.testing.assert_array_equal(getattr(short, field), getattr(shown, field), err_msg=field)
-    # Where nobody is left in the system the event loop asks nobody; no penalty ends where there is none.
+    # Without jobs in the system, the event loop asks for no decision; without a penalty, none ends.
     decided = {time_s: [(each.row, each.nodes, each.yield_frac) for each in found] for time_s, found in short.decided()}
     for time_s, found in shown.decided():
         assert decided.pop(time_s) == [(each.row, each.nodes, each.yield_frac) for each in found]

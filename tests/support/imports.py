@@ -32,7 +32,7 @@ def _imported(text: str, known: Iterable[str]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             found = {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "the packages import by whole names"
+            assert node.level == 0, "the packages use absolute imports"
             found = {node.module if f"{node.module}.{name.name}" not in known else f"{node.module}.{name.name}"
                      for name in node.names}  # fmt: skip
         yield from (each for each in found if each in known)

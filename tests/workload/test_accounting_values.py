@@ -1,4 +1,4 @@
-"""Times of accounting: local ones by the rules of a time zone, and what the clocks never showed."""
+"""Times of accounting: local times by the rules of a time zone, and times that never existed."""
 
 import logging
 from collections import Counter

@@ -12,7 +12,7 @@ from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.load import cpu_load, offered_load, scale_load
 from testbed.scheduling.workload.statistics import describe
 
-# Kept apart from the extremes of floating point: a span that vanishes beside the first submission cannot be stretched.
+# Without the extremes of floating point: a span that vanishes relative to the first submission cannot be stretched.
 modest_traces = traces(
     min_size=2, submit_times_s=st.integers(0, 10**6).map(float), run_times_s=st.floats(1.0, 1e6)
 ).filter(lambda jobs: jobs[0].submit_time_s < jobs[-1].submit_time_s)

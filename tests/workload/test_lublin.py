@@ -60,7 +60,7 @@ def test_gamma_variate_has_the_moments_of_its_distribution(shape, scale):
     assert math.isclose(variance, shape * scale**2, rel_tol=0.1)
 
 
-# Made by a C transcription of the authors' program, with the C library's own drand48, log, exp and pow: the first jobs,
+# Output of a C transcription of the authors' program, with the C library's drand48, log, exp and pow: the first jobs,
 # and a digest of 2000 lines "submit nodes run type".
 PROGRAM = {
     ("mixed", 1): ([(273, 8, 8), (1579, 8, 5), (1601, 4, 7)], "122d9de6228f1ea3d1803166434d5d50"),
@@ -91,7 +91,7 @@ def test_large_sample_statistics_of_mixed_traces():
         "interactive": fmean(job.job_class == "interactive" for job in jobs),
     }
     expected = {"serial": 0.177, "powers of two": 0.865, "mean size": 9.1, "mean gap": 514, "interactive": 0.837}
-    # Tolerances: about three standard errors of 60 traces; the gap varies most, by 20 % a trace.
+    # Tolerances: about three standard errors of 60 traces; the gap varies most, by 20 % per trace.
     tolerance = {"serial": 0.005, "powers of two": 0.005, "mean size": 0.25, "mean gap": 60, "interactive": 0.025}
     for name, value in expected.items():
         assert abs(found[name] - value) < tolerance[name], (name, found)

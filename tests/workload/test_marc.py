@@ -1,4 +1,4 @@
-"""The model of MARC's load: what the paper counts comes out, what is assumed can be changed, bounds are told."""
+"""The model of MARC's load: it reproduces the paper's counts, its assumptions are parameters, limits are reported."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_distribution_that_cannot_be_is_told(mean, cv, limit, says):
         TruncatedLogNormal.with_mean(mean, cv, limit)
 
 
-# --- what the paper counts
+# --- counts of the paper
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -146,14 +146,14 @@ def test_four_tasks_fit_a_node():
     assert NODES * 4 == 340
 
 
-# --- what is assumed
+# --- assumptions
 
 
 def test_serial_jobs_come_in_farms_and_parallel_ones_alone():
     for name, jobs in by_queue().items():
         farms = Counter(job.submit_time_s for job in jobs)
         mean = len(jobs) / len(farms)
-        if name == "serial_low":  # farms that meet at one second count as one
+        if name == "serial_low":  # farms that begin in the same second count as one
             assert mean == pytest.approx(100.0, rel=0.1)
         elif name == "parallel":
             assert mean < 1.01
@@ -168,7 +168,7 @@ def test_submissions_follow_the_day_and_the_week():
     farms = {(job.submit_time_s, job.job_class) for job in long_trace()}
     hours = np.array([second // 3600 % 168 for second, _ in farms])
     weekend = (hours >= 120).mean()
-    assert abs(weekend - 1 / 6) < 4 * math.sqrt(1 / 6 * 5 / 6 / len(farms))  # two days at half the rate of five
+    assert abs(weekend - 1 / 6) < 4 * math.sqrt(1 / 6 * 5 / 6 / len(farms))  # two days at half the rate of the others
     day = np.bincount(hours.astype(int) % 24, minlength=24)
     assert day[12:18].sum() > 2 * day[0:6].sum()
     flat = MarcModel(daily=0.0, weekend=1.0).hourly_weights()

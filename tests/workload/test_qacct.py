@@ -1,4 +1,4 @@
-"""Accounting of Grid Engine becomes jobs: the forms of its versions, what they leave open, and text that is none."""
+"""Accounting of Grid Engine becomes jobs: the forms of its versions, missing values, and invalid text."""
 
 import json
 import logging
@@ -138,7 +138,7 @@ def read(text, node=NODE, clock=None):
 
 
 def changed(key, value, text=SON):
-    """A block in which one key has another value; without the key if there is none."""
+    """A block in which one key has another value, or is missing if there is no value."""
     lines = [line for line in text.splitlines(keepends=True) if line.split()[0] != key]
     return "".join(lines) + ("" if value is None else f"{key:<13}{value}\n")
 
@@ -174,7 +174,7 @@ def test_what_a_site_ran_is_read_back(form, ran):
     [
         ("Mon Mar  7 09:00:10 2011", "Mon Mar  7 09:20:17 2011", "0s", 1207.0),
         ("Mon Mar  7 09:00:10 2011", "Mon Mar  7 09:20:17 2011", None, 1207.0),
-        ("Mon Mar  7 09:00:10 2011", "Mon Mar  7 08:20:17 2011", "1207.5", 1207.5),  # the clocks were put back
+        ("Mon Mar  7 09:00:10 2011", "Mon Mar  7 08:20:17 2011", "1207.5", 1207.5),  # the clocks were set back
         ("Mon Mar  7 09:00:10 2011", "Mon Mar  7 09:00:10 2011", "0", 1.0),
     ],
 )

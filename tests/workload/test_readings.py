@@ -23,7 +23,7 @@ def read(name, log):
 
 
 def _log(*rows):
-    """A log of (number, submit, run, allocated, used memory, requested, requested memory, status) a row."""
+    """A log with rows of (number, submit, run, allocated, used memory, requested, requested memory, status)."""
     lines = [
         f"{number} {submit} 0 {run} {allocated} -1 {used} {requested} 3600 {wanted} {status} 1 1 1 1 1 -1 -1"
         for number, submit, run, allocated, used, requested, wanted, status in rows
@@ -34,15 +34,15 @@ def _log(*rows):
 @pytest.mark.parametrize(
     ("allocated", "used", "requested", "wanted", "expected"),
     [
-        (4, GIB_KIB // 2, 4, -1, (2, 1.0, 0.5)),  # even and below half a node: two cores a task
+        (4, GIB_KIB // 2, 4, -1, (2, 1.0, 0.5)),  # even and below half a node: two cores per task
         (4, GIB_KIB // 2, 4, GIB_KIB * 3 // 4, (2, 1.0, 0.75)),  # the larger of used and requested memory
         (4, GIB_KIB, 4, -1, (4, 0.5, 0.5)),  # exactly half is not below it
         (4, f"{GIB_KIB - 1}.5", 4, -1, (2, 1.0, (GIB_KIB - 0.5) / GIB_KIB)),
         (3, 10, 3, 10, (3, 0.5, 0.1)),  # odd; at least a tenth
         (2, 10, 2, 10, (1, 1.0, 0.2)),  # the least memory is a processor's, so it doubles as well
         (1, -1, 1, -1, (1, 0.5, 0.1)),  # no memory known
-        (9, -1, 8, -1, (4, 1.0, 0.2)),  # requested processors rule
-        (6, -1, -1, -1, (3, 1.0, 0.2)),  # allocated ones serve where the request is not known
+        (9, -1, 8, -1, (4, 1.0, 0.2)),  # requested processors take precedence
+        (6, -1, -1, -1, (3, 1.0, 0.2)),  # allocated ones count if the request is unknown
         (1, 5 * GIB_KIB, 1, -1, (1, 0.5, 1.0)),  # no task is larger than a node
     ],
 )
@@ -164,4 +164,4 @@ def test_the_whole_hpc2n_log_takes_little_memory(hpc2n_path):
     result = subprocess.run([sys.executable, "-c", code, hpc2n_path], capture_output=True, text=True, check=True)
     jobs, peak_kib = map(int, result.stdout.split())
     assert jobs == 202_871
-    assert peak_kib < 160 * 1024, "the log is to be streamed: records, lines and jobs were in memory together"
+    assert peak_kib < 160 * 1024, "the log must be streamed, not loaded into memory as a whole"

@@ -1,4 +1,4 @@
-"""Accounting of Slurm becomes jobs: what sacct prints in its versions, what it leaves open, and text that is none."""
+"""Accounting of Slurm becomes jobs: the output of sacct in its versions, missing values, and invalid text."""
 
 import gzip
 import json
@@ -78,7 +78,7 @@ def test_without_raw_numbers_tasks_of_arrays_have_their_digits_behind_the_job():
 @deterministic
 @given(site_jobs, st.booleans())
 def test_what_a_site_ran_is_read_back(ran, raw):
-    if raw:  # every task of an array has a number of its own
+    if raw:  # every task of an array has its own number
         ran = [job for job in ran if job.task is None]
     if ran:
         assert read(sacct_text(ran, raw=raw)) == close_to(expected_jobs(ran))
@@ -87,18 +87,18 @@ def test_what_a_site_ran_is_read_back(ran, raw):
 @pytest.mark.parametrize(
     ("memory", "core_mib"),
     [
-        ("4000M", 1000.0),  # of the job, since 21.08
+        ("4000M", 1000.0),  # per job, since 21.08
         ("4G", 1024.0),
         ("2.5G", 640.0),
         ("1000Mc", 1000.0),  # per core
         ("1Gc", 1024.0),
         ("2Gn", 1024.0),  # per node: two of them for four cores
         ("4000", 1000.0),
-        ("1T", 64e9 / 2**20),  # no more than a node's
+        ("1T", 64e9 / 2**20),  # capped at a node's memory
         ("0n", None),
         ("0", None),
         ("", None),
-        ("16?", None),  # 2^64 - 1 MiB, which is none
+        ("16?", None),  # 2^64 - 1 MiB, which means no value
         ("16384P", None),
     ],
 )
@@ -290,7 +290,7 @@ def test_a_site_is_converted_and_replayed_under_two_policies(run, tmp_path):
     assert [job.tasks for job in load_trace(tmp_path / "nodes.csv.gz")] == [1, 2, 1]
     words = ["--nodes", "3", "--policy", "EASY", "--policy", dfrs, "--json"]
     figures = json.loads(run("simulate", "nodes.csv.gz", *words).stdout)
-    assert figures["EASY"]["makespan_s"] == 3632.0  # nobody waits, as at the site
+    assert figures["EASY"]["makespan_s"] == 3632.0  # no job waits, as at the site
     assert figures[dfrs]["makespan_s"] >= 3632.0
 
 

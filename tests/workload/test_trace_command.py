@@ -31,7 +31,7 @@ def table(tmp_path):
 
 
 def run(*arguments):
-    """What the command printed on standard output; errors are raised."""
+    """Return the command's standard output; errors are raised."""
     result = CliRunner().invoke(trace, [str(word) for word in arguments], standalone_mode=False, catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout

@@ -78,8 +78,11 @@ def outlier_table(calibration: Calibration) -> Table | None:
         (str(one.trial), one.quantity, _figure(one.value), _figure(one.expected), f"{one.deviations:+.1f}")
         for one in calibration.outliers
     )
-    heads = ("trial", "quantity", "value", "expected", "deviations")
-    return Table("Outliers (kept in the fits)", heads, rows) if rows else None
+    return (
+        Table("Outliers (kept in the fits)", ("trial", "quantity", "value", "expected", "deviations"), rows)
+        if rows
+        else None
+    )
 
 
 def all_tables(calibration: Calibration) -> list[Table]:

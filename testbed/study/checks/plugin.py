@@ -1,7 +1,8 @@
 """The pytest plugin `testbed`: markers in every session; options, fixtures and hooks only in a session with a lab.
 
-A session without a lab imports this module and gets its two markers, but no option and no fixture: `--lab` becomes an
-option only if the command line has it (or `addopts`, as `--lab=FILE`). Other projects can thus use the same names.
+A session without a lab imports this module and gets its two markers, but no option and no fixture: `--scenario` becomes
+an option only if the command line has it (or `addopts`, as `--scenario=FILE`). Other projects can thus use the same
+names.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import pytest
 
 FIXTURES = frozenset({"lab", "node", "guest", "driver", "calibration", "measure", "doubt"})
 _MARKERS = (
-    "hypervisor(*names): runs on a lab's nodes (--lab); with names, only on kvm, qemu (emulated), xen, process, ...",
+    "hypervisor(*names): runs on a lab's nodes (--scenario); with names, only on kvm, qemu (emulated), xen, …",
     "reference(*figures): measures these figures with `measure`, and compares them with this machine's references",
 )
 
 
 def _names_a_lab(words: list[str]) -> bool:
-    return any(word == "--lab" or word.startswith("--lab=") for word in words)
+    return any(word == "--scenario" or word.startswith("--scenario=") for word in words)
 
 
 def _add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("testbed", "checks of a testbed's hypervisors")
-    group.addoption("--lab", metavar="LAB", type=Path, help="the lab to check: a scenario file, or a packaged name")
+    group.addoption(
+        "--scenario", metavar="SCENARIO", type=Path, help="the lab to check: a scenario file, or a packaged name"
+    )
     group.addoption("--nodes", metavar="A,B", default="", help="check only these nodes of the lab")
     group.addoption(
         "--calibration", metavar="FILE", type=Path, help="the overhead model from `testbed calibrate`, for its fixture"
@@ -55,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
     """Add the options if the project's `addopts`, or the caller of `pytest.main`, names the lab."""
-    if _names_a_lab(args) and not hasattr(early_config.known_args_namespace, "lab"):
+    if _names_a_lab(args) and not hasattr(early_config.known_args_namespace, "scenario"):
         _add_options(parser)
 
 
@@ -63,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers; with a lab, also fixtures and hooks."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
-    if getattr(config.option, "lab", None) is None or not hasattr(config.option, "checks_json"):
+    if getattr(config.option, "scenario", None) is None or not hasattr(config.option, "checks_json"):
         return
     if config.option.help or config.option.version:
         return
@@ -82,4 +85,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     found = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     if FIXTURES & set(getattr(item, "fixturenames", ())) - set(found):
-        pytest.skip("no lab: --lab LAB names one")
+        pytest.skip("no lab: --scenario FILE names one")

@@ -50,11 +50,11 @@ class CheckSession:
     def from_options(cls, config: pytest.Config) -> CheckSession:
         """Read the options; raises `pytest.UsageError` for invalid options."""
         if hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None):
-            raise pytest.UsageError("--lab: one process drives a lab: expected no parallel workers (-n)")
+            raise pytest.UsageError("--scenario: one process drives a lab: expected no parallel workers (-n)")
         options = config.option
         try:
             settings = Settings.checked(
-                options.lab, options.nodes, options.references, options.calibration, options.fresh_guests,
+                options.scenario, options.nodes, options.references, options.calibration, options.fresh_guests,
                 update=options.update_references,
             )  # fmt: skip
         except TestbedError as error:

@@ -1,7 +1,7 @@
-"""On PYTHONPATH it hides numba: small traces are simulated sooner than their loops are compiled.
+"""On PYTHONPATH this module hides numba: simulating small traces takes less time than compiling the loops.
 
-While the file that `DFRS_TEST_GATE` names is there, units stop at their beginning once as many as it says are done, in
-the folder that it names: a test then meets a campaign that is at work, however fast or slow the machine is.
+`DFRS_TEST_GATE` names a file with a folder and a number. While the file exists, units wait at their beginning once that
+number of units is done in the folder. So a test finds an active campaign on a machine of any speed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from functools import wraps
 from pathlib import Path
 
-sys.modules["numba"] = None  # type: ignore[assignment]  # how the import system marks what is not to be found
+sys.modules["numba"] = None  # type: ignore[assignment]  # the import system's mark for missing modules
 _GATED = "testbed.scheduling.campaign.work"
 _POLL_S = 0.02
 
@@ -29,7 +29,7 @@ def _wait_at(gate: Path) -> None:
 
 
 class _Gate:
-    """Finds one module, and lets its `do_unit` wait at the gate."""
+    """A finder for one module, which makes its `do_unit` wait at the gate."""
 
     def find_spec(self, name: str, *_more: object) -> object:
         if name != _GATED:

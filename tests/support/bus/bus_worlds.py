@@ -51,7 +51,7 @@ class Mailbox:
 
 
 class Wire:
-    """A TCP relay in front of a broker that can break connections, or stop to forward without closing them."""
+    """A TCP relay in front of a broker that can break connections, or stop forwarding without closing them."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -217,7 +217,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("everything waits, and no timer runs")
+                raise RuntimeError("everything waits, and there is no timer")
             self.now_s += timeout
         return ready
 

@@ -195,7 +195,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         for run in runs:
             if any(run.folder.glob("runs/*/lab.json")):  # the run can be resumed, and its agents end only on command
                 run.end_agents()
-        wait_until(lambda: not any(run.processes() for run in runs), "the end of all that the runs started")
+        wait_until(lambda: not any(run.processes() for run in runs), "the end of all processes of the runs")
     groups = [path for path in Path("/sys/fs/cgroup").glob("*/dfrs-node-*") if (path / "cgroup.procs").read_text()]
     assert not groups, "a killed agent's groups stay, but empty; the next agent removes them"
 

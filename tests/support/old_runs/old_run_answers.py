@@ -60,7 +60,7 @@ def report_answers(run: Path) -> dict[str, Any]:
 def compare_answers(run: Path) -> dict[str, Any]:
     """Return the output of `testbed compare --json` for a run and its simulation, disturbed or not."""
     result = run_command(compare, run, "--json", "--keep-disturbed")
-    assert result.return_value == NOT_SHOWN_CODE, "of one run"
+    assert result.return_value == NOT_SHOWN_CODE, "one run is not conclusive"
     found = json.loads(result.stdout)
     for group in found["groups"]:
         for pair in group["by_run"]:

@@ -55,7 +55,7 @@ class VirtualCluster:
             ends = {row: self._ends_s(row) for row in self.live}
             before_s = self.now_s
             now_s = min(submit_s, tick_s, self._wakes_s(), *ends.values(), inf)
-            assert now_s < inf, "the policy left jobs for ever"
+            assert now_s < inf, "the policy never runs some jobs"
             self._advance(now_s)
             done = [row for row in self.live if ends[row] <= now_s]
             for row in done:

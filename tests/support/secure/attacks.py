@@ -125,7 +125,7 @@ async def world(doors: Doors, folder: Path, driver: Driver, memory_mib: int) -> 
             await fleet.call(0, Start(spec=lab.spec("dfrs-a"), cap_cores=0.1, verify=False), HANG_S)
             yield lab
             (left,) = await lab.guests()
-            assert (left.guest, left.state) == ("dfrs-a", "running"), "nothing happened to it"
+            assert (left.guest, left.state) == ("dfrs-a", "running"), "the guest is unharmed"
             assert left.cap_cores == pytest.approx(0.1)
             assert fleet.nodes[0].online
         finally:
@@ -230,7 +230,7 @@ async def replay_a_command(world: World) -> None:
     for _ in range(10):
         await world.controller.publish(COMMANDS, payload)
     await world.fleet.call(0, Ping(), HANG_S)
-    assert [sample.guest for sample in await world.guests()] == ["dfrs-a"], "each id is done once"
+    assert [sample.guest for sample in await world.guests()] == ["dfrs-a"], "each command id is executed once"
 
 
 async def lead_out_of_its_folders(world: World) -> None:

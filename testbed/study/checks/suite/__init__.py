@@ -1,1 +1,1 @@
-"""The packaged checks: `pytest --pyargs testbed.study.checks --lab LAB.toml`, or `testbed check --lab LAB.toml`."""
+"""The packaged checks: `pytest --pyargs testbed.study.checks --scenario LAB.toml`, or `testbed check LAB.toml`."""

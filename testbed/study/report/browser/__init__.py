@@ -1,1 +1,1 @@
-"""A run in the browser, live: a process of its own that follows run directories and serves one page."""
+"""The live dashboard of runs: a separate process that follows run directories and serves one page to browsers."""

@@ -1,4 +1,4 @@
-"""The web application: the page, its parts, and the stream of updates."""
+"""The web application: the page, its files, and the stream of updates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLLOWER: web.AppKey[Follower] = web.AppKey("follower", Follower)
 
 
 class _Asset:
-    """One file of the page, read once: its content is fixed when the server begins."""
+    """One file of the page, read once when the server starts."""
 
     def __init__(self, name: str, body: bytes) -> None:
         self._body = body
@@ -43,7 +43,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         await response.prepare(request)
         await response.write(b"retry: 1000\n\n")
         while (message := await subscription.next(BEAT_S)) is not None:
-            async with asyncio.timeout(STUCK_S):  # a browser that takes nothing for so long has gone
+            async with asyncio.timeout(STUCK_S):  # a browser that reads nothing for so long is gone
                 await response.write(message)
     except (ConnectionError, TimeoutError):
         pass
@@ -57,7 +57,7 @@ async def _close_streams(app: web.Application) -> None:
 
 
 def make_app(follower: Follower, guard: Guard) -> web.Application:
-    """Return the application; `/` is the page, `/events` the stream, and there is nothing else but the page's parts."""
+    """Return the application: `/` is the page, `/events` the stream, and all other paths are files of the page."""
     app = web.Application(middlewares=[guard.middleware()])
     app[FOLLOWER] = follower
     app.on_response_prepare.append(add_headers)

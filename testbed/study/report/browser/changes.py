@@ -1,4 +1,4 @@
-"""The data for the browser: a whole page at first, then only changes."""
+"""The data for browsers: a snapshot of the whole page, and the changes since the last update."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from testbed.study.report.run.schedule import KINDS
 
 
 class Page:
-    """Makes the data of the page from a `RunState`.
+    """The data of the page for a `RunState`.
 
-    Parts that are replaced whole when they change: `head`, `queue`, `actions`, `reschedulings`. Of `nodes` (by index)
-    only changed ones are sent. Of spans, `closed` are appended; `open` replaces what was open of the same job and
-    task, `gone` are (job, task) that have no open span any more. `log` is appended.
+    The parts `head`, `queue`, `actions` and `reschedulings` are sent whole if they change. Of `nodes` (by index) only
+    changed ones are sent. Of spans, `closed` ones are appended; `open` ones replace the open span of the same job and
+    task; `gone` lists each (job, task) without an open span. `log` lines are appended.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -29,7 +29,7 @@ class Page:
         self._log_count = 0
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the page as of the last `update`."""
+        """Return the whole page as of the last `update`."""
         state = self.state
         return {
             **self._parts,
@@ -42,7 +42,7 @@ class Page:
         }
 
     def update(self) -> dict[str, Any]:
-        """Return what has changed since the last call; `now_s` alone if nothing has."""
+        """Return the changes since the last call; only `now_s` if there are none."""
         state = self.state
         changes: dict[str, Any] = {"now_s": round(state.now_s, 3)}
         for name, make in (

@@ -1,4 +1,4 @@
-"""Follows the files of a run, and goes over to the next run when that begins."""
+"""Follower of the files of a run, which switches to the next run when that begins."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from testbed.study.report.browser.hub import Hub
 from testbed.study.report.browser.state import RunState
 
 POLL_S = 0.25
-_BACK_BYTES = 4 << 20  # of the points that were written before
+_BACK_BYTES = 4 << 20  # bytes of earlier points that are read at the start
 
 
 @dataclass(slots=True)
 class Reading:
-    """The result of one poll of the files. `again` says that the journal is another than before."""
+    """The result of one poll of the files; `again` is whether the journal was replaced by another."""
 
     manifest: Mapping[str, Any] | None = None
     journal: list[bytes] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Reading:
 
 
 class RunFiles:
-    """The files of one run, as they grow."""
+    """Reader of the growing files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,11 +41,11 @@ class RunFiles:
 
     @property
     def grew_unix_s(self) -> float:
-        """When one of them last grew, Unix time."""
+        """Unix time at which one of the files last grew."""
         return max(self._journal.grew_unix_s, self._points.grew_unix_s)
 
     def read(self) -> Reading:
-        """Return what is new, or part of it if that is much: empty at last."""
+        """Return the new content of the files, or a part of it if there is much; empty if there is none."""
         reading = Reading(points=self._points.read()[0])
         reading.journal, reading.again = self._journal.read()
         if reading.again:
@@ -60,14 +60,14 @@ class RunFiles:
 
 
 class RunFeed:
-    """The page of one run and the files that it comes from."""
+    """The page of one run, with the files that it is from."""
 
     def __init__(self, path: Path) -> None:
         self.files = RunFiles(path)
         self.page = Page(RunState(path.name))
 
     def feed(self, reading: Reading) -> bool:
-        """Apply the data that were read; return whether there may be more."""
+        """Process the data of a poll; return whether there may be more."""
         if reading.again:
             self.page = Page(RunState(self.files.path.name))
         state = self.page.state
@@ -80,16 +80,16 @@ class RunFeed:
 
 
 def pieces(reading: Reading, lines: int = 200) -> Iterator[Reading]:
-    """Cut a reading into parts that are soon taken."""
+    """Split a reading into parts of at most `lines` lines, whose processing blocks the event loop only briefly."""
     yield Reading(reading.manifest, again=reading.again)
     for begin in range(0, max(len(reading.journal), len(reading.points)), lines):
         yield Reading(None, reading.journal[begin : begin + lines], reading.points[begin : begin + lines])
 
 
 class Follower:
-    """Polls the run that `choose` names, four times a second, and publishes changes.
+    """Follower of the run that `choose` returns: polls its files four times per second and publishes changes.
 
-    `choose` is called at each poll, so that a newer run takes over; None while there is no run yet.
+    `choose` is called at each poll, so that a newer run replaces an older one; it returns None if there is no run yet.
     """
 
     def __init__(self, choose: Callable[[], Path | None]) -> None:
@@ -110,7 +110,7 @@ class Follower:
             await asyncio.sleep(POLL_S)
 
     async def look(self) -> None:
-        """Read all that is new, and publish it. Files are read in a thread, so that no slow disk stops the streams."""
+        """Read all new data and publish the changes; a thread reads the files, so that a slow disk blocks no stream."""
         path = await asyncio.to_thread(self._choose)
         restarts = path != (None if self._feed is None else self._feed.files.path)
         feed = self._feed
@@ -129,7 +129,7 @@ class Follower:
 
     @staticmethod
     async def _catch_up(feed: RunFeed) -> bool:
-        """Feed all there is; return whether the journal began again."""
+        """Process all available data; return whether the journal was replaced."""
         again = False
         more = True
         while more:

@@ -1,4 +1,4 @@
-"""Access to the page, and what a browser may do with it."""
+"""Access control of the dashboard, and the security headers of its responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Return whether only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file, which is made, for its owner alone, if it is not there."""
+    """Return the token in a file; a missing file is created with a new token, readable by its owner only."""
     try:
         token = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -55,17 +55,17 @@ def read_token(path: Path) -> str:
     if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise UserError(
             f"{path}: expected a token of at least {SHORTEST_TOKEN} printable ASCII characters without blanks, found "
-            f"{len(token)} characters; without the file a good one is made"
+            f"{len(token)} characters; remove the file to get a new token"
         )
     return token
 
 
 class Guard:
-    """Lets requests pass that name this server, and carry the token if there is one.
+    """Check of requests: the Host header must name this server, and the token, if there is one, must be valid.
 
-    A page elsewhere on the web could have its name point to this machine (DNS rebinding): its requests then name its
-    host. So a host must be an IP address, or one of our names. The token comes in the address once, and from then on
-    in a cookie, which holds a digest of it: that lasts over a restart with the same token.
+    A web page elsewhere could make its host name resolve to this machine (DNS rebinding), and its requests would then
+    have that name. Therefore the host must be an IP address or a name of this server. The token is in the address of
+    the first request, and then in a cookie with its digest, which stays valid over a restart with the same token.
     """
 
     def __init__(self, host: str, token: str | None = None) -> None:
@@ -83,7 +83,7 @@ class Guard:
             if request.method != "GET":
                 raise web.HTTPMethodNotAllowed(request.method, ["GET"])
             if not self._knows(request.headers.get("Host", "")):
-                raise web.HTTPMisdirectedRequest(text="this server has another name\n")
+                raise web.HTTPMisdirectedRequest(text="the Host header does not name this server\n")
             if self._token is None or self._is_let_in(request):
                 return await handler(request)
             if self._matches(request.query.get("token", ""), self._token):
@@ -102,14 +102,14 @@ class Guard:
 
     @staticmethod
     def _cookie_name(request: web.Request) -> str:
-        # cookies of one host are shared by all its ports: several dashboards must not overwrite each other's
+        # all ports of a host share its cookies, so the name has the port: dashboards must not overwrite each other's
         return f"testbed-dashboard-{request.url.port}"
 
     def _is_let_in(self, request: web.Request) -> bool:
         return self._matches(request.cookies.get(self._cookie_name(request), ""), self._cookie or "")
 
     def _let_in(self, request: web.Request) -> web.Response:
-        """Set the cookie and send the browser to the bare address, so that the token stays in no history."""
+        """Set the cookie and redirect the browser to the bare address, so that no history keeps the token."""
         response = web.Response(status=303, headers={"Location": request.path})
         response.set_cookie(self._cookie_name(request), self._cookie or "", httponly=True, samesite="Strict", path="/")
         return response
@@ -120,6 +120,6 @@ class Guard:
 
 
 async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """Add the headers of every answer."""
+    """Add the security headers to a response."""
     response.headers.update(HEADERS)
     response.headers.setdefault("Cache-Control", "no-store")

@@ -1,4 +1,4 @@
-"""One stream of updates, for any number of browsers: none that is slow makes the others wait, or memory grow."""
+"""A stream of updates for any number of browsers; a slow browser neither delays the others nor makes memory grow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HISTORY_BYTES = 2 << 20
 
 
 def event_text(event: str, event_id: str, data: Mapping[str, Any]) -> bytes:
-    """Return one server-sent event; JSON holds no line break, so its data is one line."""
+    """Return one server-sent event; its data is one line, because JSON has no line breaks."""
     return b"event: %b\nid: %b\ndata: %b\n\n" % (event.encode(), event_id.encode(), msgspec.json.encode(data))
 
 
 class Subscription:
-    """Updates that one browser has not had yet: at most `QUEUE_MESSAGES`; with more it gets the whole page again."""
+    """The queue of updates for one browser; if more than `QUEUE_MESSAGES` wait, it gets the whole page instead."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -34,7 +34,7 @@ class Subscription:
         self._news.set()
 
     def put(self, message: bytes) -> None:
-        """Add a message; drop all for a fresh page if there are too many."""
+        """Add a message; if too many wait, drop all and send the whole page next."""
         if self._stale:
             return
         if len(self._waiting) >= QUEUE_MESSAGES:
@@ -45,13 +45,13 @@ class Subscription:
         self._news.set()
 
     def restart(self) -> None:
-        """Let the next message be the whole page."""
+        """Make the whole page the next message."""
         self._waiting.clear()
         self._stale = True
         self._news.set()
 
     def resume(self, messages: list[bytes]) -> None:
-        """Go on with these instead of the whole page."""
+        """Continue with these missed messages instead of the whole page."""
         self._stale = False
         self._waiting.extend(messages)
 
@@ -61,7 +61,7 @@ class Subscription:
         self._news.set()
 
     async def next(self, within_s: float) -> bytes | None:
-        """Return the next message, a heartbeat if there is none `within_s`, None at the end."""
+        """Return the next message, a heartbeat if there is none within `within_s` seconds, None at the end."""
         try:
             async with asyncio.timeout(within_s):
                 while not (self._closed or self._stale or self._waiting):
@@ -78,10 +78,10 @@ class Subscription:
 
 
 class Hub:
-    """Publishes updates, and whole pages to browsers that need one: `make_snapshot` makes it.
+    """Publisher of updates to all browsers, and of whole pages, from `make_snapshot`, to browsers that need one.
 
-    The id of an event is that of the process and the number of the update. A browser that reconnects with an id that is
-    still kept gets only the updates that it missed.
+    The id of an event consists of an id of this process and the number of the update. A browser that reconnects with a
+    recent id gets only the updates that it missed.
     """
 
     def __init__(self, make_snapshot: Callable[[], Mapping[str, Any]]) -> None:
@@ -97,7 +97,7 @@ class Hub:
         return len(self._subscriptions)
 
     def subscribe(self, last_id: str | None = None) -> Subscription:
-        """Add a browser that got `last_id` last."""
+        """Add a browser whose last event was `last_id`."""
         subscription = Subscription(self)
         missed = self._missed(last_id)
         if missed is not None:
@@ -106,11 +106,11 @@ class Hub:
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Forget a browser."""
+        """Remove a browser."""
         self._subscriptions.discard(subscription)
 
     def publish(self, changes: Mapping[str, Any]) -> None:
-        """Send changes to everybody."""
+        """Send changes to all browsers."""
         self._number += 1
         message = event_text("update", self._id(), {**changes, **self._clock()})
         self._history.append((self._number, message))
@@ -120,21 +120,21 @@ class Hub:
             subscription.put(message)
 
     def restart(self) -> None:
-        """Send the whole page to everybody: it is about another run now."""
+        """Send the whole page to all browsers, because it is about another run now."""
         self._number += 1
         self._history.clear()
         for subscription in self._subscriptions:
             subscription.restart()
 
     def snapshot(self) -> bytes:
-        """Return the whole page; made once however many ask for it."""
+        """Return the whole page, which is made once for all browsers."""
         if self._snapshot is None or self._snapshot[0] != self._number:
             data = {**self._make_snapshot(), **self._clock()}
             self._snapshot = self._number, event_text("snapshot", self._id(), data)
         return self._snapshot[1]
 
     def beat(self) -> bytes:
-        """Return a sign of life."""
+        """Return a heartbeat."""
         return event_text("beat", self._id(), self._clock())
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Hub:
         return {"unix_ms": round(time.time() * 1e3), "news_unix_ms": round(self.news_unix_ms)}
 
     def _missed(self, last_id: str | None) -> list[bytes] | None:
-        """Return what came after `last_id`, None if that is not known any more."""
+        """Return the messages after `last_id`, None if that id is no longer kept."""
         process, _, number_text = (last_id or "").partition(".")
         if process != self._process or not number_text.isdecimal():
             return None

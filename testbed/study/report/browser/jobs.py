@@ -1,4 +1,4 @@
-"""Jobs by state, guests by node and operations under way at one moment: a view of the history for the page."""
+"""Jobs by state, guests by node and operations in progress at one moment, from the history, for the page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from testbed.run.phases import ENDED, Phase
 
 STATES: Final = ("coming", "waiting", "running", "paused", "done", "failed")
 _phase: Final = attrgetter("phase")
-_LEAST_FRAC: Final = 0.05  # done before it says anything of the rest
+_LEAST_FRAC: Final = 0.05  # fraction of the work that must be done before an ETA is estimated
 
 
 @dataclass(frozen=True, slots=True)
 class GuestRow:
-    """A task that holds memory on a node, at the yield that it has or is started with; `verb` is of its operation."""
+    """A task that holds memory on a node, with its present or coming yield; `verb` is its operation in progress."""
 
     job: int
     task: int
@@ -34,10 +34,10 @@ class GuestRow:
 class Board:
     """The jobs of a run at one moment.
 
-    `total` counts the jobs of the trace, `counts` jobs by state; `queued` are the ids of waiting and of paused jobs in
-    order of submission, `flights` the operations under way with their jobs, the oldest first. `guests` are by node:
-    those of active jobs, by job and task; a task that migrates live is at both ends. `done_frac` is the share of all
-    work that is done, see `done_frac`.
+    `total` is the number of jobs in the trace, `counts` the number of jobs by state. `queued` has the ids of waiting
+    and of paused jobs in order of submission, `flights` the operations in progress with their jobs, the oldest first.
+    `guests` are those of active jobs by node, sorted by job and task; a task that migrates live is on both nodes.
+    `done_frac` is the fraction of all work that is done, see the function `done_frac`.
     """
 
     total: int
@@ -48,13 +48,13 @@ class Board:
     done_frac: float
 
     def eta_s(self, elapsed_s: float) -> float | None:
-        """Seconds to the end if work goes on at the mean rate of the `elapsed_s` so far; None while it is too early."""
+        """Return the estimated seconds to the end, at the mean rate of the `elapsed_s` so far; None if too early."""
         frac = self.done_frac
         return elapsed_s * (1 - frac) / frac if frac > _LEAST_FRAC else None
 
 
 def board_of(history: History) -> Board:
-    """Return what the page shows of the jobs; a run that has ended has no guests and no operations any more."""
+    """Return the board of a run; a run that has ended has no guests and no operations."""
     total = 0 if history.replay is None else history.replay.jobs
     found = Counter(map(_phase, history.jobs.values()))
     counts = {**dict.fromkeys(STATES, 0), "done": found[Phase.DONE], "failed": found[Phase.FAILED]}
@@ -86,9 +86,9 @@ def _row(job: JobHistory, task: int) -> GuestRow:
 
 
 def done_frac(history: History) -> float:
-    """Share of all work that is done, as of the last decision; 0 for a journal without the work.
+    """Return the fraction of all work that is done, as of the last decision; 0 for a journal without run times.
 
-    Work is tasks * CPU need * dedicated run time of each job.
+    The work of a job is tasks * CPU need * dedicated run time.
     """
     whole = done = 0.0
     for job in history.jobs.values():

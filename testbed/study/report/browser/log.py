@@ -1,4 +1,4 @@
-"""Events as lines of the page's log: those that a person wants to see."""
+"""Lines of the page's log for the events that matter to users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _where(nodes: Sequence[int], names: Sequence[str]) -> str:
 
 
 def describe(event: events.Known, names: Sequence[str]) -> tuple[str, str] | None:
-    """Return level and text of an event, None if it is not worth a line; `names` are those of the nodes."""
+    """Return level and text for an event, None for an event without a line; `names` are those of the nodes."""
     write = _WRITERS.get(type(event))
     return None if write is None else write(event, names)
 

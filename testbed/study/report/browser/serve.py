@@ -1,4 +1,4 @@
-"""Serves the page until Ctrl-C or SIGTERM."""
+"""The server of the dashboard, which runs until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def address(host: str, port: int) -> str:
 async def serve(
     choose: Callable[[], Path | None], host: str, port: int, token: str | None, tell: Callable[[str], None]
 ) -> None:
-    """Serve the page of the run that `choose` names; `tell` gets the address once the server accepts connections.
+    """Serve the page of the run that `choose` returns; `tell` is called with the address once the server listens.
 
-    Ends on Ctrl-C or SIGTERM, after the streams are closed. Raises `UserError` if the address cannot be had.
+    Return after Ctrl-C or SIGTERM, once the streams are closed. Raises `UserError` if the server cannot listen.
     """
     follower = Follower(choose)
     await follower.look()
@@ -57,7 +57,7 @@ async def _until_told(follower: Follower) -> None:
     try:
         await asyncio.wait([following, stopping], return_when=asyncio.FIRST_COMPLETED)
         if following.done():
-            following.result()  # this task ends by an error only
+            following.result()  # this task ends only with an error, which this line raises
     finally:
         for task in (following, stopping):
             task.cancel()

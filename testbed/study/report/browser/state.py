@@ -1,4 +1,4 @@
-"""All that the page shows of one run, from the bytes of its files: the same however they were cut into pieces."""
+"""The state of one run for the page, from its files; it does not depend on how the files are cut into pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT_RESCHEDULINGS: Final = 12
 SHOWN_ACTIONS: Final = 60
 SHOWN_JOBS: Final = 60
 PHASES: Final = ("save_s", "wait_s", "transfer_s", "restore_s", "downtime_s", "first_progress_s")
-_RUNS: Final = frozenset({"", "cap", "migrate"})  # operations on a guest that runs meanwhile
+_RUNS: Final = frozenset({"", "cap", "migrate"})  # operations during which the guest runs
 _KIND_INDEX: Final = {kind: index for index, kind in enumerate(KINDS)}
 _OF_ANOTHER_FORM: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
@@ -39,10 +39,10 @@ def span_row(span: Span) -> list[object]:
 
 
 class RunState:
-    """Takes the manifest, journal lines and points of one run; its parts are read by `changes.Page`.
+    """The state of one run, from its manifest, journal lines and points; `changes.Page` reads its parts.
 
-    Times are wall seconds since the replay began, negative before. Memory is bounded by the number of nodes, of jobs,
-    and by `KEPT_SPANS` and the like, not by the length of the run.
+    Times are wall seconds since the replay began, negative before it. Memory is bounded by the numbers of nodes and
+    jobs and by `KEPT_SPANS` and similar limits, not by the length of the run.
     """
 
     def __init__(self, run: str) -> None:
@@ -55,10 +55,10 @@ class RunState:
         self.memory_mib: list[int] = []
         self.time_scale = 1.0
         self.anchor_unix_ns: int | None = None
-        self.zero_t_s: float | None = None  # the journal's second at which trace second 0 is
+        self.zero_t_s: float | None = None  # `t_s` of trace second 0 in the journal
         self.last_t_s = 0.0
         self.history = History()
-        self._board: Board | None = None  # of the history as it is now
+        self._board: Board | None = None  # cache for the present history
         self._partitions: Partitions | None = None  # under XGE
         self.telemetry = Telemetry()
         self.timeline = Timeline()
@@ -73,7 +73,7 @@ class RunState:
         self.changed_names: set[str] = set()
 
     def feed_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Take manifest.json: names and sizes of nodes, clocks. One of another form is left out."""
+        """Process manifest.json: names and sizes of nodes, clocks. An invalid manifest is reported and left out."""
         try:
             nodes = manifest["nodes"]
             cpus = [float(facts["cpus"]) for facts in nodes.values()]
@@ -81,7 +81,7 @@ class RunState:
             clocks = manifest["clocks"]
             time_scale, anchor_unix_ns = float(clocks["time_scale"]), int(clocks["anchor_unix_ns"])
         except _OF_ANOTHER_FORM:
-            self._say(ERROR, "manifest.json is not one of a run: nodes are shown without names")
+            self._say(ERROR, "manifest.json is not the manifest of a run: nodes are shown without names")
             return
         self.names, self.cpus, self.memory_mib = list(nodes), cpus, memory_mib
         self.time_scale, self.anchor_unix_ns = time_scale, anchor_unix_ns
@@ -91,7 +91,7 @@ class RunState:
         self._partitions = partitions_of(self.policy, len(self.names))
 
     def feed_line(self, line: bytes) -> None:
-        """Take one line of the journal, without its break; a line that cannot be read is reported and left out."""
+        """Process one line of the journal, without its line break; an unreadable line is reported and left out."""
         if not line.strip():
             return
         try:
@@ -99,10 +99,10 @@ class RunState:
         except BadEntryError as error:
             self._say(ERROR, f"a line of the journal cannot be read: {error}")
         except IllegalEventError as error:
-            self._say(ERROR, f"a line of the journal contradicts those before it: {error}")
+            self._say(ERROR, f"a line of the journal contradicts earlier lines: {error}")
 
     def feed_points(self, lines: Iterable[bytes]) -> None:
-        """Take points."""
+        """Process lines of points."""
         for line in lines:
             name = self.telemetry.feed(line)
             if name is not None:
@@ -110,7 +110,7 @@ class RunState:
 
     @property
     def now_s(self) -> float:
-        """The time of the last news, of journal or nodes."""
+        """The time of the latest entry of the journal or sample of a node."""
         now_t_s = self.last_t_s
         if self.anchor_unix_ns is not None and self.state == "running":
             last_ns = max((node.time_ns for node in self.telemetry.by_node.values()), default=0)
@@ -118,31 +118,31 @@ class RunState:
         return self.since_zero_s(now_t_s)
 
     def since_zero_s(self, t_s: float) -> float:
-        """Return wall seconds since the replay began, without the standstills before that moment."""
+        """Return wall seconds since the replay began, without earlier standstills."""
         return self.history.standstill.clock_s(t_s) - (self.zero_t_s or 0.0)
 
     @property
     def stood_still_s(self) -> float:
-        """For how long trace time has stood still, by pauses and times without a controller that are over."""
+        """Total wall seconds of completed standstills of trace time: pauses and times without a controller."""
         return sum(end_s - begin_s for begin_s, end_s in self.history.standstill.spans)
 
     @property
     def board(self) -> Board:
-        """The jobs of now."""
+        """The present board of jobs."""
         if self._board is None:
             self._board = board_of(self.history)
         return self._board
 
     def online(self, node: int) -> bool:
-        """Whether a node can be used, as far as it is known."""
+        """Return whether a node is online; True for an unknown node."""
         return node >= len(self.history.nodes) or self.history.nodes[node].standing == ONLINE
 
     def drained(self, node: int) -> bool:
-        """Whether the operator has drained a node."""
+        """Return whether the operator has drained a node."""
         return node < len(self.history.nodes) and self.history.nodes[node].drained
 
     def slot(self, node: int) -> str:
-        """The active slot of a node under XGE, empty under other policies."""
+        """Return the active slot of a node under XGE, empty under other policies."""
         if self._partitions is None:
             return ""
         guests = self.board.guests.get(node, ())
@@ -150,19 +150,19 @@ class RunState:
         return self._partitions.slot(node, tasks)
 
     def use(self, node: int) -> NodeUse | None:
-        """The last report of a node."""
+        """Return the latest sample of a node, None if there is none."""
         return self.telemetry.by_node.get(self.names[node]) if node < len(self.names) else None
 
     def eta_s(self) -> float | None:
-        """Wall seconds to the end if work goes on at its mean rate so far; None if there is no estimate."""
+        """Return the estimated wall seconds to the end, at the mean rate so far; None without an estimate."""
         if self.state != "running" or self.zero_t_s is None:
             return None
         return self.board.eta_s(self.since_zero_s(self.last_t_s))
 
     def guests(self, node: int) -> list[list[object]]:
-        """Job, task, requested and used cores (null if not known), verb of the operation under way; by job.
+        """Return rows of job, task, requested and used cores (None if unknown), and verb of the operation; by job.
 
-        A guest that competes by shares has its share in the place of what was requested.
+        A guest that competes by shares has its share instead of the requested cores.
         """
         use = self.use(node)
         cpus = self.cpus[node] if node < len(self.cpus) else 1.0
@@ -177,7 +177,7 @@ class RunState:
         return rows
 
     def banks(self, node: int) -> list[list[float]]:
-        """Job, and cores that its bank has, of the banks at a node; by job."""
+        """Return rows of job and cores in its bank, for the banks on a node; by job."""
         use = self.use(node)
         here = {(guest.job, guest.task) for guest in self.board.guests.get(node, ())}
         samples = {} if use is None else use.guests
@@ -188,7 +188,7 @@ class RunState:
         ]
 
     def held_mib(self, node: int) -> float:
-        """Memory that guests hold on a node by their requirements."""
+        """Return the MiB that guests hold on a node by their requirements."""
         if node >= len(self.memory_mib):
             return 0.0
         held_frac = math.fsum(guest.mem_req_frac for guest in self.board.guests.get(node, ()))

@@ -1,4 +1,4 @@
-"""The reports of nodes and guests, from line protocol: the last sample of each, and the cores it used."""
+"""Telemetry of nodes and guests from line protocol: the latest sample of each, and the used cores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ GUEST_KEPT_NS = 4 * 10**9
 
 @dataclass(slots=True)
 class GuestUse:
-    """One guest; `used_cores` is the mean between its last two samples, None before there are two.
+    """The latest sample of a guest; `used_cores` is the mean between its last two samples, None for a single sample.
 
-    `cap_cores` is the cap in force, None where it is not known. `share_cores` is the share of a guest that competes by
-    shares, `bank_cores` what the bank of its job has, if that is at this guest's node.
+    `cap_cores` is the cap in force, None if unknown. `share_cores` is the share of a guest that competes by shares.
+    `bank_cores` is the content of its job's bank if the bank is on this guest's node.
     """
 
     time_ns: int
@@ -29,7 +29,7 @@ class GuestUse:
 
 @dataclass(slots=True)
 class NodeUse:
-    """One node; `guests` by (job, task)."""
+    """The latest sample of a node; `guests` by (job, task)."""
 
     time_ns: int = 0
     cpu_frac: float = 0.0
@@ -38,14 +38,14 @@ class NodeUse:
 
 
 class Telemetry:
-    """Takes points of any measurement; keeps those of nodes and guests. `by_node` is keyed by the node's name."""
+    """The latest samples of nodes and guests, `by_node` name; points of other measurements are ignored."""
 
     def __init__(self) -> None:
         self.by_node: dict[str, NodeUse] = {}
         self.has_shares = False  # whether any guest has competed by shares
 
     def feed(self, line: bytes) -> str | None:
-        """Take one line; return the name of the node that it is about, None for other points and for invalid lines."""
+        """Process one line; return the name of its node, None for other measurements and for invalid lines."""
         if not line.startswith((b"node,", b"guest,")):
             return None
         try:
@@ -58,7 +58,7 @@ class Telemetry:
                 self.has_shares |= "share_cores" in numbers
             else:
                 self._node(self.by_node.setdefault(name, NodeUse()), point.time_ns, numbers)
-        except (ValueError, KeyError):  # a line of another version: the page goes without it
+        except (ValueError, KeyError):  # a line of another version, which the page can do without
             return None
         return name
 

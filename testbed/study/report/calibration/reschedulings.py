@@ -66,12 +66,12 @@ def figure_clocks(clocks: Sequence[Clocks], reason: str) -> Chart | Absent:
     said = []
     for pair in pairs:
         more = median_interval(pair.y_s - pair.x_s, trials_of(pair.rows))
-        said.append(f"{pair.title}: {pair.y_label} less {pair.x_label} {interval_words(more, 's')}")
+        said.append(f"{pair.title}: {pair.y_label} minus {pair.x_label} {interval_words(more, 's')}")
     caption = (
         "Wall seconds by two clocks; one dot per observation. On the line both clocks agree; above it the second clock "
-        "(y axis) shows a longer duration. Felt: the work that the job did not do, by its own count, divided by its rate "
-        f"before, without requested pauses. Median differences with 95 % intervals over trials: {'; '.join(said)}. "
-        + " ".join(f"{pair.title}: {count_words(pair.rows)}." for pair in pairs)
+        "(y axis) shows a longer duration. Felt: the work that the job did not do, by its own count, divided by its "
+        "rate before, without requested pauses. Median differences with 95 % intervals over trials: "
+        f"{'; '.join(said)}. " + " ".join(f"{pair.title}: {count_words(pair.rows)}." for pair in pairs)
     )
     return Chart(name, title, caption, "; ".join(said), sized(draw), wide=True)
 

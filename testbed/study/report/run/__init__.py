@@ -1,1 +1,1 @@
-"""One run as facts, stories, schedules and figures."""
+"""The data of one run for reports: facts, stories of jobs, schedules and figures."""

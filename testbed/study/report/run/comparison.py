@@ -1,7 +1,7 @@
-"""Several runs side by side: what differs by noise, and what by more than noise.
+"""Comparison of several runs: differences of metrics within and beyond the noise of repeats.
 
-Runs of the same scenario, policy and seed are repeats, and the run is the independent unit. Their spread is the noise
-band that other policies on the same scenario and seed are held against.
+Runs of the same scenario, policy and seed are repeats, and the run is the independent unit. Their range is the noise
+band, with which other policies on the same scenario and seed are compared.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _NOT_THE_WORKLOAD = ("policy", "period_s", "description", "recorders")
 class Group:
     """Runs of one scenario, seed and policy."""
 
-    workload: str  # digest of what the jobs and nodes are
+    workload: str  # digest of the scenario without its policy, and of the seed
     policy: str
     runs: tuple[RunFacts, ...]
 
     @property
     def label(self) -> str:
-        """The policy, and how often it was run."""
+        """The policy, with the number of its runs if there are several."""
         return self.policy if len(self.runs) == 1 else f"{self.policy} ({len(self.runs)} runs)"
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Range of one metric over repeats, and the mean with its 95 % t-interval over runs."""
+    """The noise band: range of one metric over repeats, and its mean with the 95 % t-interval over runs."""
 
     count: int
     low: float
@@ -41,13 +41,13 @@ class Band:
     mean: Interval | None
 
     def holds(self, value: float) -> bool:
-        """Whether a value lies within the range of the repeats."""
+        """Return whether a value lies within the range of the repeats."""
         return self.low <= value <= self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A metric of another policy against the noise band of one, as text."""
+    """The verdict on a metric of one policy against the noise band of another policy, the reference."""
 
     metric: str
     unit: str
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def workload_digest(run: RunFacts) -> str:
-    """Return what runs must share to be compared: scenario without its policy, and seed."""
+    """Return a digest of everything that comparable runs have in common: scenario without policy, and seed."""
     scenario = run.manifest.get("scenario")
     if not isinstance(scenario, dict):
         return f"{run.scenario}/{run.seed}"
@@ -70,7 +70,7 @@ def workload_digest(run: RunFacts) -> str:
 
 
 def same_runs(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Return the runs that are a run before them once more, by their tags: a copy is no repeat."""
+    """Return the runs that are copies of earlier ones, by their tags; a copy is no repeat."""
     seen: set[str] = set()
     again = []
     for run in runs:
@@ -81,7 +81,7 @@ def same_runs(runs: Sequence[RunFacts]) -> list[RunFacts]:
 
 
 def groups_of(runs: Sequence[RunFacts]) -> list[Group]:
-    """Return the runs by workload and policy, in the order in which they were given; none counts twice."""
+    """Return the runs grouped by workload and policy, in the given order, without copies."""
     found: dict[tuple[str, str], list[RunFacts]] = {}
     again = same_runs(runs)
     for run in runs:
@@ -93,7 +93,7 @@ def groups_of(runs: Sequence[RunFacts]) -> list[Group]:
 
 
 def metric_values(group: Group, metric: str) -> tuple[float, ...]:
-    """Return a metric of every run of a group that measured it."""
+    """Return the values of a metric in the runs of a group that measured it."""
     values = (run.metrics.get(metric, {}).get("value") for run in group.runs)
     return tuple(float(value) for value in values if value is not None)
 
@@ -107,7 +107,7 @@ def band_of(group: Group, metric: str) -> Band | None:
 
 
 def verdicts(groups: Sequence[Group], metrics: Sequence[str]) -> list[Verdict]:
-    """Return every metric of every group against every band of the same workload."""
+    """Return the verdicts on all metrics of all groups against the noise bands of other groups of the same workload."""
     found = []
     for reference in groups:
         for metric in metrics:
@@ -125,14 +125,16 @@ def verdicts(groups: Sequence[Group], metrics: Sequence[str]) -> list[Verdict]:
 
 
 def _words(band: Band, values: Sequence[float]) -> tuple[str, bool]:
-    """Return the position of values as text; only a whole group beyond the band differs from noise."""
+    """Return the position of values as text, and False only if all values are beyond the band on the same side."""
     within = sum(band.holds(value) for value in values)
     if within == len(values):
-        return "inside the noise band: not told from it", True
+        return "inside the noise band: no difference shown", True
     if within == 0 and max(values) < band.low:
         return f"outside the noise band, below it{_by(band.low - max(values), band.low)}", False
     if within == 0 and min(values) > band.high:
         return f"outside the noise band, above it{_by(min(values) - band.high, band.high)}", False
+    if within == 0:
+        return "on both sides of the noise band: no run within it", True
     return f"partly inside: {within} of {len(values)} runs within the noise band", True
 
 

@@ -1,6 +1,6 @@
-"""The difference of two schedules of the same jobs: the times and nodes at which a job ran in one and not in the other.
+"""The difference of two schedules of the same jobs: times and nodes at which a job ran in only one of them.
 
-Positive shifts mean that the first schedule is later, as a measured one is against its simulation.
+A positive shift means that the first schedule is later, such as a measured one against its simulation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from testbed.study.report.run.schedule import RUNS, JobFacts, Schedule, Span
 
 @dataclass(frozen=True, slots=True)
 class JobDifference:
-    """One job in both schedules; trace seconds, None where a schedule does not have that time.
+    """One job in both schedules; times in trace seconds, None if a schedule lacks the time.
 
-    `tasks_elsewhere` counts tasks that first ran on another node, where tasks of a job are interchangeable.
+    `tasks_elsewhere` is the number of tasks whose first node differs, as tasks of a job are interchangeable.
     """
 
     job: int
@@ -37,9 +37,9 @@ class JobDifference:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A stretch of time on a node in which `more` tasks of a job ran in the first schedule than in the second.
+    """An interval on a node in which `more` tasks of a job ran in the first schedule than in the second.
 
-    Less than 0: in the second more than in the first. Wall seconds.
+    A negative number means more tasks in the second schedule. Times are wall seconds.
     """
 
     node: int
@@ -67,12 +67,12 @@ class Difference:
 
     @property
     def agreement_frac(self) -> float:
-        """Task seconds that both ran at the same time on the same node, over those that either ran; 1 if none ran."""
+        """Task seconds at the same time on the same node in both, over the task seconds of either; 1 if none ran."""
         either = self.both_task_s + self.first_only_task_s + self.second_only_task_s
         return self.both_task_s / either if either > 0.0 else 1.0
 
     def as_dict(self) -> dict[str, object]:
-        """Return sums and jobs as plain data for JSON."""
+        """Return sums and jobs as data for JSON."""
         return {
             "first": self.first.name,
             "second": self.second.name,
@@ -85,7 +85,7 @@ class Difference:
 
 
 def difference(first: Schedule, second: Schedule) -> Difference:
-    """Compare two schedules. Raises `UserError` if they are not of as many nodes and of one time scale."""
+    """Compare two schedules. Raises `UserError` if their numbers of nodes or time scales differ."""
     if first.nodes != second.nodes or first.time_scale != second.time_scale:
         raise UserError(
             f"{first.name} ({first.nodes} nodes, time scale {first.time_scale:g}) and {second.name} ({second.nodes} "
@@ -130,7 +130,7 @@ def _known(value: float) -> float | None:
 
 
 def _first_nodes(spans: Iterable[Span]) -> dict[int, Counter[int]]:
-    """Return on how many tasks of each job ran first on each node, by job."""
+    """Return for each job the number of its tasks by their first node."""
     first: dict[tuple[int, int], Span] = {}
     for span in spans:
         key = span.job, span.task
@@ -143,7 +143,7 @@ def _first_nodes(spans: Iterable[Span]) -> dict[int, Counter[int]]:
 
 
 def _cells(first: Sequence[Span], second: Sequence[Span]) -> tuple[list[Cell], float, float, float]:
-    """Return the cells by node and job, and the seconds of tasks in both, in the first and in the second only."""
+    """Return the cells by node and job, and the task seconds in both, in the first only, and in the second only."""
     events: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
     for place, spans in enumerate((first, second)):
         for span in spans:

@@ -1,4 +1,4 @@
-"""The facts of a run, complete or not, from its directory: read in one pass without holding its journal."""
+"""The facts of a run, complete or not, from its directory; the journal is read in one pass and not kept in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAY_LACK = frozenset({"run_time_s", "start_time_s", "end_time_s", "stretch", "v
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A row of jobs.csv: trace seconds, `penalty_s` in wall seconds; None for a step that the job did not reach."""
+    """A row of jobs.csv: times in trace seconds, `penalty_s` in wall seconds; None for steps not reached."""
 
     job_id: int
     submit_time_s: float
@@ -53,16 +53,16 @@ class JobRow:
 
     @property
     def need_cpu(self) -> float:
-        """CPU need of all tasks together, in nodes."""
+        """Total CPU need of all tasks, in nodes."""
         return self.tasks * self.cpu_need_frac
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run: manifest and summary as they were written, jobs, and the rare entries of its journal.
+    """One run: its manifest and summary, its jobs, and the rare entries of its journal.
 
     `summary` is None if the controller was killed before it wrote one. `history` is the state after the last entry of
-    the journal; `reschedulings` are its complete ones. `remarks` are retries, nodes lost, and the like.
+    the journal; `reschedulings` are the complete ones. `remarks` are retries, lost nodes and similar events.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class RunFacts:
 
     @property
     def name(self) -> str:
-        """The run's name: its directory's."""
+        """The run's name, which is that of its directory."""
         return self.path.resolve().name
 
     @property
@@ -106,12 +106,12 @@ class RunFacts:
 
     @property
     def complete(self) -> bool:
-        """Whether every job ended before the run did."""
+        """Whether all jobs ended before the run ended."""
         return bool(self.summary and self.summary.get("complete"))
 
     @property
     def failed(self) -> dict[str, Reason]:
-        """Why jobs failed, by job; the code of a summary without codes, of an older version, follows from the text."""
+        """Reasons of failed jobs, by job; for summaries of older versions, codes are derived from the texts."""
         if self.summary is not None:
             codes = self.summary.get("failure_codes", {})
             return {
@@ -124,7 +124,7 @@ class RunFacts:
 
     @property
     def done(self) -> int:
-        """Jobs that ended well."""
+        """Number of jobs that are done."""
         return sum(job.state == "done" for job in self.jobs)
 
     @property
@@ -134,24 +134,24 @@ class RunFacts:
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Metrics by name: `value`, None where nothing was measured, and `unit`."""
+        """Metrics by name, each with `value` (None without measurements) and `unit`."""
         return cast("dict[str, dict[str, Any]]", self.summary.get("metrics", {})) if self.summary else {}
 
     @property
     def tau_s(self) -> float:
-        """Bound of the bounded stretch, seconds."""
+        """τ of the bounded stretch, in seconds."""
         scenario = self.manifest.get("scenario") or {}
         value = (self.summary or {}).get("stretch_bound_s") or scenario.get("bound", {}).get("tau_s") or 10.0
         return float(value)
 
     @property
     def time_scale(self) -> float:
-        """Trace seconds in a wall second."""
+        """Trace seconds per wall second."""
         return float(self.manifest.get("clocks", {}).get("time_scale", 1.0))
 
     @property
     def replay_begin_s(self) -> float:
-        """The `t_s` at which trace second 0 was."""
+        """The `t_s` of trace second 0."""
         return float(self.manifest.get("clocks", {}).get("replay_begin_s", 0.0))
 
     @property
@@ -162,14 +162,14 @@ class RunFacts:
 
     @property
     def when(self) -> str:
-        """When the run began, UTC."""
+        """The begin of the run as text, in UTC."""
         if self.anchor_ns is None:
             return "unknown"
         return datetime.fromtimestamp(self.anchor_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """Names in the order of node numbers."""
+        """Names of the nodes, in the order of node numbers."""
         return tuple(map(str, self.manifest.get("nodes", {})))
 
     @cached_property
@@ -189,7 +189,7 @@ class RunFacts:
         }  # fmt: skip
 
     def program_of(self, job_id: int) -> str:
-        """Return the program that a job's tasks run, as the scenario chooses it: by whether it has several tasks."""
+        """Return the program of a job's tasks; the scenario has one for serial and one for parallel jobs."""
         programs = (self.manifest.get("scenario") or {}).get("programs", {})
         job = self.job_by_id.get(job_id)
         if job is None:
@@ -198,21 +198,21 @@ class RunFacts:
 
 
 def verdict(run: RunFacts) -> tuple[str, bool]:
-    """Return in a line how a run ended, and whether that is well."""
+    """Return one line on how a run ended, and whether all jobs are done."""
     total, failed = len(run.jobs), len(run.failed)
     failures = f", {failed} failed" if failed else ""
     if run.summary is None:
         known = f"{run.done} of the {total} jobs that its journal knows were done{failures}"
         return f"Incomplete: the controller ended before it wrote a summary; {known}.", False
     if not run.complete:
-        return f"Incomplete: the run ended before all jobs had; {run.done} of {total} done{failures}.", False
+        return f"Incomplete: the run ended before all of its jobs; {run.done} of {total} done{failures}.", False
     if failed or run.done < total:
-        return f"Complete, but not well: {run.done} of {total} jobs done{failures}.", False
+        return f"Complete, but not all jobs succeeded: {run.done} of {total} jobs done{failures}.", False
     return f"Complete: all {total} jobs done, none failed." if total != 1 else "Complete: the one job was done.", True
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest; {} for a run that was killed before it wrote one."""
+    """Return the manifest; {} if the run was killed before it wrote one."""
     if not path.exists():
         return {}
     manifest = read_json(path)
@@ -224,10 +224,10 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def read_facts(path: Path, *listeners: Listener) -> RunFacts:
-    """Read a run directory; `listeners` get every event of the journal, in order.
+    """Read a run directory; `listeners` are called with every event of the journal, in order.
 
-    A run without summary.json or jobs.csv, as a killed controller leaves it, has jobs as far as its journal knows
-    them. Raises `UserError` for a folder that is no run directory, or a broken one.
+    Without summary.json or jobs.csv, which a killed controller does not write, the jobs are those in the journal.
+    Raises `UserError` for a folder that is no run directory, or a broken one.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory")
@@ -265,7 +265,7 @@ def _rows(path: Path) -> list[dict[str, str]] | None:
 
 
 def _job(row: Mapping[str, str], history: History, path: Path) -> JobRow:
-    """Return a row of jobs.csv as numbers; columns that an older version did not write are 0 or None."""
+    """Return a row of jobs.csv with numbers; columns that older versions lack are 0 or None."""
     values: dict[str, Any] = {}
     for column in JOB_COLUMNS:
         text = row.get(column)
@@ -279,12 +279,12 @@ def _job(row: Mapping[str, str], history: History, path: Path) -> JobRow:
 
 
 def _jobs_of(history: History) -> list[JobRow]:
-    """Return the jobs in the journal: all of the trace, or those submitted if it has no trace."""
+    """Return the jobs in the journal: all jobs of the trace, or the submitted ones if it has no trace."""
     return [_row_of(history.jobs[job_id]) for job_id in sorted(history.jobs)]
 
 
 def _row_of(job: JobHistory) -> JobRow:
-    """Return the row that jobs.csv would have, but for the stretch; costs that are not measured yet are 0."""
+    """Return the row of jobs.csv for a job in the journal, without the stretch; costs not measured yet are 0."""
     return JobRow(
         job_id=job.job,
         submit_time_s=job.submit_trace_s or 0.0,

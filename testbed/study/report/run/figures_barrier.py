@@ -1,4 +1,4 @@
-"""Noise at the barrier of jobs that exchange messages: their longest superstep against the mean one."""
+"""The figure of superstep noise of jobs that exchange messages: the longest superstep over the mean superstep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMED_JOBS = 40
 
 
 def superstep_noise(supersteps: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a job, by its median: quantiles of max / mean over its points, and the share of communication."""
+    """Return one row per job, sorted by median: quantiles of max / mean over its points, and communication share."""
     known = supersteps.filter((pl.col("steps") > 1) & (pl.col("mean_s") > 0)).with_columns(
         noise=pl.col("max_s") / pl.col("mean_s")
     )
@@ -44,7 +44,7 @@ def superstep_noise(supersteps: pl.DataFrame) -> pl.DataFrame:
 
 
 def figure_supersteps(supersteps: pl.DataFrame | None) -> Chart | Absent:
-    """Return max / mean of superstep times by job: median, 5 to 95 %, maximum."""
+    """Return a chart of max / mean of superstep times per job: median, 5 to 95 %, maximum."""
     if supersteps is None or supersteps.is_empty():
         return Absent(
             _NAME,
@@ -58,7 +58,7 @@ def figure_supersteps(supersteps: pl.DataFrame | None) -> Chart | Absent:
     few = table.height <= _NAMED_JOBS
 
     def draw(figure: Figure) -> None:
-        axes = single_axes(figure, "job" if few else "jobs, by their median", "longest / mean superstep")
+        axes = single_axes(figure, "job" if few else "jobs, sorted by median", "longest / mean superstep")
         columns = {name: table[name].to_list() for name in ("low", "median", "high", "most")}
         if few:
             axes.vlines(ranks, columns["low"], columns["high"], color=SKY, linewidth=4, label="5 to 95 % of points")
@@ -81,13 +81,13 @@ def figure_supersteps(supersteps: pl.DataFrame | None) -> Chart | Absent:
 
     shares = table["communication_frac"].drop_nulls().to_numpy()
     words = (
-        f" Share of communication and waiting in the time of a job's members: median {np.median(shares):.0%}."
+        f" Fraction of communication and waiting in the time of a job's ranks: median {np.median(shares):.0%}."
         if shares.size
         else ""
     )
     caption = (
-        "Longest superstep, one iteration of computing and then exchanging messages, over the mean one, among those "
-        "that a member did between two telemetry points (no unit, logarithmic; 1 is no noise). "
+        "Longest over mean superstep, which is one iteration of computing and exchanging messages, among the "
+        "supersteps of a rank between two telemetry points (no unit, logarithmic axis; 1 is no noise). "
         f"n = {int(table['points'].sum()):,} points of {table.height} jobs, {int(table['steps'].sum()):,} supersteps."
         f"{words}"
     )

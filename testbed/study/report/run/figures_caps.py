@@ -1,4 +1,4 @@
-"""Requested against achieved CPU caps, by the program that ran under them."""
+"""Figures of requested against achieved CPU caps, by the program that ran under them."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -35,7 +35,7 @@ def _by_program(facts: RunFacts, caps: pl.DataFrame) -> list[tuple[str, pl.DataF
         {"job": jobs, "program": [facts.program_of(int(job)) for job in jobs]},
         schema={"job": caps.schema["job"], "program": pl.String},
     )
-    if "drifted" in caps.columns:  # the cap may have changed just before the last sample
+    if "drifted" in caps.columns:  # leave out windows whose cap may have changed before their last sample
         caps = caps.filter(~pl.col("drifted").fill_null(value=False))
     known = caps.join(table, on="job", how="left", maintain_order="left").drop_nulls(
         ["requested_cores", "achieved_cores", "window_s"]
@@ -45,11 +45,11 @@ def _by_program(facts: RunFacts, caps: pl.DataFrame) -> list[tuple[str, pl.DataF
 
 
 def figures_caps(facts: RunFacts, caps: pl.DataFrame | None) -> list[Chart | Absent]:
-    """Return achieved against requested caps, and the histogram of their difference in percentage points."""
+    """Return a scatter plot of achieved against requested caps, and a histogram of their differences."""
     groups = [] if caps is None or caps.is_empty() else _by_program(facts, caps)
     groups = [(short(name, 24), table) for name, table in groups if not table.is_empty()]
     if not groups:
-        reason = "No cap held still for long enough, without another operation, for a window of CPU use."
+        reason = "No cap was constant for long enough, without another operation, for a window of CPU use."
         return [Absent("caps", "CPU caps", reason)]
     values = [
         (name, table["requested_cores"].to_numpy(), table["achieved_cores"].to_numpy(), table["window_s"].to_numpy())
@@ -96,21 +96,21 @@ def figures_caps(facts: RunFacts, caps: pl.DataFrame | None) -> list[Chart | Abs
         legend_outside(figure, 2)
 
     what = (
-        f"CPU time that guests used over windows of {shortest_s:.1f} to {longest_s:.1f} s with one constant cap and no "
-        f"other operation, divided by the window, in cores; n = {count} windows ({counts})."
+        f"CPU use of guests in cores, over windows of {shortest_s:.1f} to {longest_s:.1f} s with a constant cap and "
+        f"without other operations; n = {count} windows ({counts})."
     )
     return [
         Chart(
             "caps", "CPU caps: requested and achieved",
-            f"{what} Bars: standard deviation about a cap, where "
-            f"at least {_LEAST_WINDOWS} windows are of it, caps to a tenth of a core taken together. "
-            "A program that waits for messages may use less than its cap, which is no error of the cap.",
+            f"{what} Bars: mean ± standard deviation of caps that are equal to a tenth of a core, for at least "
+            f"{_LEAST_WINDOWS} windows. A program that waits for messages may use less than its cap, which is no error "
+            "of the cap.",
             f"Achieved against requested caps: {per_program}", scatter,
         ),
         Chart(
             "cap_error", "CPU caps: error",
-            "Achieved minus requested CPU of the same windows, in percentage points of a core; the outermost 0.5 % on "
-            f"either side are in the outermost bars. {per_program}.",
+            "Achieved minus requested CPU use of the same windows, in percentage points of a core; the outermost 0.5 % "
+            f"on either side are in the outermost bars. {per_program}.",
             f"Histogram of cap errors: {per_program}", histogram,
         ),
     ]  # fmt: skip
@@ -128,7 +128,7 @@ def _spread(requested: Floats, achieved: Floats) -> list[tuple[float, float, flo
 
 
 def _words(name: str, requested: Floats, achieved: Floats, window_s: Floats) -> str:
-    """Mean absolute error and percentiles of long windows, as the metric has it."""
+    """Return the mean absolute error and percentiles of long windows as text, as in the metric `cap_error_mean`."""
     error = (achieved - requested)[window_s >= _SHORT_S] * 100
     if not error.size:
         return f"{name}: no window of at least {_SHORT_S:g} s"

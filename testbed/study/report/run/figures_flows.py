@@ -1,4 +1,4 @@
-"""The flow of shares: who gave how much to whom over a whole run, and when, of jobs that compete by shares [DPS]."""
+"""Figures of the flow of shares between tasks and between nodes, in total and over time [DPS]."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from testbed.study.report.run.share_flows import Flows, flows_of_job, flows_of_n
 
 _MOST_JOBS = 4
 _MOST_LINES = 8
-_MOST_NUMBERS = 8  # members up to which cells have numbers
+_MOST_NUMBERS = 8  # most members for which cells have numbers
 _LONGEST_NAME = 40
-_SUMS = "Sums of all transfers that were taken, in cores: a share that moves twice counts twice."
+_SUMS = "Sums of all transfers in cores: a share that moves twice counts twice."
 
 
 def figures_flows(schedules: Sequence[Schedule]) -> list[Chart]:
-    """Return the charts of the first jobs whose shares moved in any of the schedules, and of all nodes together."""
+    """Return charts of the flows between all nodes, and of the first jobs whose shares moved in any schedule."""
     jobs = sorted({move.job for schedule in schedules for move in schedule.share_moves})
     charts = []
     for number, schedule in enumerate(schedules):
@@ -62,20 +62,18 @@ def _chart(name: str, title: str, members: str, flows: Flows) -> Chart:
     count = len(flows.names)
     if flows.by_bank_only:
         caption = (
-            f"What each {members.partition(' ')[0]} gave to the bank, and what the bank granted to it. {_SUMS} In all "
-            f"{flows.cores[:, -1].sum():.3f} cores were given and {flows.cores[-1].sum():.3f} granted."
+            f"Shares that each {members.partition(' ')[0]} gave to the bank, and that the bank granted to it. {_SUMS} "
+            f"Total: {flows.cores[:, -1].sum():.3f} cores given, {flows.cores[-1].sum():.3f} cores granted."
         )
         height_in = 1.3 + 0.28 * count
         return Chart(name, title, caption, alt, lambda figure: _draw_bank(figure, flows, members), height_in)
-    caption = (
-        f"Rows give, columns take. {_SUMS} In all {flows.cores.sum():.3f} cores moved; n = {len(flows.pairs)} pairs."
-    )
+    caption = f"Rows give, columns take. {_SUMS} Total: {flows.cores.sum():.3f} cores; n = {len(flows.pairs)} pairs."
     height_in = 1.5 + 0.3 * max(count, 5)
     return Chart(name, title, caption, alt, lambda figure: _draw_matrix(figure, flows, members), height_in)
 
 
 def _draw_bank(figure: Figure, flows: Flows, members: str) -> None:
-    """Draw what each member gave to the bank to the left, and what the bank granted to the right."""
+    """Draw shares given to the bank as bars to the left, and shares granted by it as bars to the right."""
     axes = single_axes(figure, "given to the bank  ←  cores  →  granted by the bank", members)
     names = flows.names[:-1]
     given, taken = flows.cores[:-1, -1], flows.cores[-1, :-1]
@@ -100,14 +98,14 @@ def _draw_bank(figure: Figure, flows: Flows, members: str) -> None:
 
 
 def _draw_matrix(figure: Figure, flows: Flows, members: str) -> None:
-    """Draw givers by receivers, coloured by the shares that moved."""
+    """Draw a matrix of givers by receivers, coloured by the moved shares."""
     axes = single_axes(figure, f"receiver ({members})", f"giver ({members})")
     count = len(flows.names)
     norm = Normalize(0.0, float(flows.cores.max()))
     shown = np.ma.masked_equal(flows.cores, 0.0)
     colors = colormaps["viridis_r"]
     mesh = axes.pcolormesh(shown, cmap=colors, norm=norm, edgecolors="none")
-    few = count <= _MOST_NUMBERS  # names of more would overlap unless they are upright
+    few = count <= _MOST_NUMBERS  # names of more members would overlap unless they are upright
     axes.set_xticks(
         np.arange(count) + 0.5, flows.names, rotation=35 if few else 90, ha="right" if few else "center"
     )  # fmt: skip
@@ -132,7 +130,7 @@ def _write_numbers(axes: Axes, flows: Flows, norm: Normalize) -> None:
 
 
 def _over_time(name: str, title: str, moves: Sequence[ShareMove]) -> Chart:
-    """Return the sums of the greatest flows of a job over time."""
+    """Return a chart of the cumulative sums of a job's greatest flows over time."""
     pairs: dict[tuple[int | None, int | None], float] = {}
     for move in moves:
         pair = move.giver, move.receiver
@@ -156,8 +154,7 @@ def _over_time(name: str, title: str, moves: Sequence[ShareMove]) -> Chart:
 
     more = f" The {_MOST_LINES} greatest of {len(pairs)} flows." if len(pairs) > _MOST_LINES else ""
     caption = (
-        f"Sums of the shares that moved until then, from giver to receiver, in cores; n = {len(moves)} transfers as "
-        f"they were reported.{more}"
+        f"Cumulative sums of moved shares by giver and receiver, in cores; n = {len(moves)} reported transfers.{more}"
     )
     words = "; ".join(f"{_pair_name(pair)}: {pairs[pair]:.3f}" for pair in greatest[:6])
     return Chart(name, title, caption, f"{title}, sums in cores — {words}", draw)

@@ -1,4 +1,4 @@
-"""The cost of a preemption or a migration against the memory that it moved [RR 5.1 assumes 300 s for any]."""
+"""The figure of rescheduling penalties against the memory that was moved; [RR 5.1] assumes 300 s for each."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -42,9 +42,9 @@ def _of_kind(found: Sequence[Rescheduling], reason: str, mechanism: str) -> list
 
 
 def fit_words(fit: Fit | None, what: str) -> str:
-    """Return a fit as a sentence: a + m / rate, a constant, or nothing to fit."""
+    """Return a sentence on a fit: a line a + m / rate, a constant, or no fit."""
     if fit is None:
-        return f"No line is fitted to those {what}: fewer than {LEAST_DISTINCT} distinct points."
+        return f"No line is fitted to penalties {what}: fewer than {LEAST_DISTINCT} distinct points."
     n = f"n = {fit.count} of {fit.clusters} jobs; 95 % bootstrap over jobs"
     first = f"{fit.intercept.value:.2f} s ({fit.intercept.low:.2f} to {fit.intercept.high:.2f})"
     if fit.slope is None:
@@ -57,7 +57,7 @@ def fit_words(fit: Fit | None, what: str) -> str:
 
 
 def figure_penalty(facts: RunFacts) -> Chart | Absent:
-    """Return penalties against bytes saved, with a robust line through those by save and restore."""
+    """Return a scatter plot of penalties against bytes, with a robust line for those by save and restore."""
     if not facts.reschedulings:
         return Absent(_NAME, _TITLE, "No preemption or migration was completed in this run.")
     kinds = [
@@ -72,7 +72,7 @@ def figure_penalty(facts: RunFacts) -> Chart | Absent:
     most_gb = max(point[0] for points, *_ in kinds for point in points)
 
     def draw(figure: Figure) -> None:
-        axes = single_axes(figure, "memory moved of the job (GB)", "penalty (wall s)")
+        axes = single_axes(figure, "moved memory of the job (GB)", "penalty (wall s)")
         total = sum(len(points) for points, *_ in kinds)
         for points, label, color, marker in kinds:
             gigabytes, penalties_s, _jobs = zip(*points, strict=True)
@@ -91,9 +91,9 @@ def figure_penalty(facts: RunFacts) -> Chart | Absent:
 
     count = len(facts.reschedulings)
     caption = (
-        "Save + wait + transfer + restore + downtime + first progress of each completed preemption and migration, in "
-        "wall seconds, against the bytes that were written or sent once, all tasks of the job together, in 10⁹ bytes; "
-        f"n = {count}. Time for which the policy did not want the job is no part of it. "
+        "Penalty of each completed preemption and migration in wall seconds (save + wait + transfer + restore + "
+        "downtime + first progress), against the bytes that were written or sent once for all tasks of the job, in "
+        f"10⁹ bytes; n = {count}. Pauses, in which the policy did not select the job, are not included. "
         + (fit_words(fit, "by save and restore") if stored else "")
     )
     penalties = [each.penalty_s for each in facts.reschedulings]

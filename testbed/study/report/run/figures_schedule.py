@@ -1,4 +1,4 @@
-"""The Gantt charts of a page: of a run, of the schedule that it is compared with, and their difference."""
+"""The Gantt charts of a page: of a run, of schedules for comparison, and of their differences."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -17,12 +17,13 @@ from testbed.study.report.run.schedule import Schedule
 _MOST_TOGETHER = 6
 _LONGEST_NODE, _LONGEST_NAME = 18, 60
 _BARS = (
-    "A row is a node; a bar is a task, as high as the memory that it holds, coloured by its yield (dark 0, yellow "
-    "1); starts, saves, restores and live migrations are hatched, saved tasks are thin lines below their node."
+    "Each row is a node. Each bar is a task; its height is the memory that it holds, and its colour is its yield (dark "
+    "0, yellow 1). Starts, saves, restores and live migrations are hatched; saved tasks are thin lines below their "
+    "node."
 )
 _DENSE = (
-    "A row is a node; colour is the mean yield of its tasks by CPU need (dark 0, yellow 1): there are too many "
-    "tasks for single bars."
+    "Each row is a node. Its colour is the mean yield of its tasks, weighted by CPU need (dark 0, yellow 1), because "
+    "there are too many tasks for single bars."
 )
 
 
@@ -40,7 +41,7 @@ def _gantt(name: str, title: str, schedules: Sequence[Schedule]) -> Chart:
 
 
 def _named(schedule: Schedule) -> Schedule:
-    """Return the schedule with names that leave room for its bars."""
+    """Return the schedule with shortened names, which leave room for its bars."""
     names = tuple(short(name, _LONGEST_NODE) for name in schedule.node_names)
     return replace(schedule, node_names=names, name=short(schedule.name, _LONGEST_NAME))
 
@@ -52,16 +53,16 @@ def _nothing(schedule: Schedule) -> bool:
 def _difference(found: Difference, number: int, count: int) -> Chart:
     shifts = [job.end_shift_s for job in found.jobs if job.end_shift_s is not None]
     ends = (
-        f" Ends are shifted by {median(shifts):+,.0f} trace s in the median ({min(shifts):+,.0f} to "
+        f" Shift of the ends of jobs: median {median(shifts):+,.0f} trace s ({min(shifts):+,.0f} to "
         f"{max(shifts):+,.0f}; positive: later in “{found.first.name}”); n = {len(shifts)} jobs that ended in both."
         if shifts
         else " No job ended in both."
     )
     one, other = found.first.name, found.second.name
     caption = (
-        f"Above a node's line what ran there only in “{one}”, below it what ran only in “{other}”, over wall seconds. "
-        f"Of all task seconds of either, {found.agreement_frac:.0%} were at the same time on the same node in both."
-        f"{ends}"
+        f"Above the line of a node: tasks that ran there only in “{one}”; below it: tasks that ran there only in "
+        f"“{other}”; over wall seconds. Of all task seconds of either, {found.agreement_frac:.0%} were at the same "
+        f"time on the same node in both.{ends}"
     )
     name = "difference" if count == 1 else f"difference-{number}"
     return Chart(
@@ -72,9 +73,9 @@ def _difference(found: Difference, number: int, count: int) -> Chart:
 
 
 def figures_schedule(schedule: Schedule, others: Sequence[Schedule] = ()) -> tuple[Chart | Absent, ...]:
-    """Return the Gantt chart of a run, with those that it is held against below it, and their differences.
+    """Return the Gantt chart of a run with the schedules for comparison below it, and charts of their differences.
 
-    Raises `UserError` if another schedule is not of as many nodes and of the same time scale.
+    Raises `UserError` if a schedule has another number of nodes or another time scale.
     """
     schedule, others = _named(schedule), [_named(other) for other in others]
     differences = [difference(schedule, other) for other in others]
@@ -86,7 +87,7 @@ def figures_schedule(schedule: Schedule, others: Sequence[Schedule] = ()) -> tup
 
 
 def figures_schedules(schedules: Sequence[Schedule]) -> tuple[Chart | Absent, ...]:
-    """Return the Gantt charts of several runs below each other, some to a figure; of one time scale in each."""
+    """Return the Gantt charts of several runs, several per figure below each other if their time scales are equal."""
     drawn = [_named(schedule) for schedule in schedules if not _nothing(schedule)]
     if not drawn:
         return (Absent("gantt", "Gantt charts", "No task was started in any of these runs."),)

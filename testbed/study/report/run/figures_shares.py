@@ -1,4 +1,4 @@
-"""Shares and CPU use of the tasks of parallel jobs that compete by shares, over time [DPS]."""
+"""The figure of shares and CPU use of the tasks of parallel jobs that compete by shares, over time [DPS]."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from testbed.study.report.page.style import INK, VERMILION, WIDE_IN, Chart, single_axes
 
 _MOST_JOBS, _MOST_TASKS = 4, 8
-_OVER_S = 5.0  # use is the mean over so long, the exchange's period by default
+_OVER_S = 5.0  # window of the mean use: the default period of the exchange of shares
 _USE: Final[dict[str, Any]] = {"linewidth": 0.9, "linestyle": (0, (2, 2))}
 Floats = NDArray[np.float64]
 
 
 def figures_shares(guests: pl.DataFrame | None) -> list[Chart]:
-    """Return a chart for each of the first parallel jobs whose guests had shares; none for other runs."""
+    """Return one chart per job, for the first parallel jobs whose guests had shares."""
     if guests is None or "share_cores" not in guests.columns:
         return []
     known = guests.drop_nulls("share_cores").sort("time")
@@ -29,7 +29,7 @@ def figures_shares(guests: pl.DataFrame | None) -> list[Chart]:
 
 
 def shares_of_tasks(points: pl.DataFrame) -> dict[int, tuple[Floats, Floats, Floats]]:
-    """Return for each task of a job the seconds since the job's first point, its share and its use, in cores."""
+    """Return for each task of a job the seconds since the job's first point, and its share and use in cores."""
     first_ns = int(points["time"].to_physical().min() or 0)  # type: ignore[arg-type]  # nanoseconds
     found = {}
     for (task,), own in points.group_by("task", maintain_order=True):
@@ -43,7 +43,7 @@ def shares_of_tasks(points: pl.DataFrame) -> dict[int, tuple[Floats, Floats, Flo
 
 
 def bank_of(points: pl.DataFrame) -> tuple[Floats, Floats] | None:
-    """Return seconds since the job's first point, and what the job's bank has then, in cores; None without a bank."""
+    """Return the seconds since the job's first point, and the content of the job's bank in cores; None without bank."""
     if "bank_cores" not in points.columns:
         return None
     first_ns = int(points["time"].to_physical().min() or 0)  # type: ignore[arg-type]  # nanoseconds
@@ -60,7 +60,7 @@ def _chart(job: int, points: pl.DataFrame) -> Chart:
     words = "; ".join(f"task {task}: {share[0]:.3f} to {share[-1]:.3f} cores" for task, (_, share, _) in shown.items())
 
     def draw(figure: Figure) -> None:
-        axes = single_axes(figure, "wall seconds since its first sample", "cores")
+        axes = single_axes(figure, "time since the first sample of the job (wall s)", "cores")
         colors = colormaps["viridis"](np.linspace(0.0, 0.85, len(shown)))
         handles = [Line2D([], [], color=INK, label="share"), Line2D([], [], color=INK, label="use", **_USE)]
         for (task, (t_s, share, used)), color in zip(shown.items(), colors, strict=True):
@@ -76,7 +76,7 @@ def _chart(job: int, points: pl.DataFrame) -> Chart:
     has = "" if bank is None else f", and what the bank of the job has (at the end {bank[1][-1]:.3f} cores)"
     return Chart(
         f"shares_{job}", f"Shares of job {job}",
-        "Share in force of each task, as read back from its node, and the CPU time that it used per second, over "
-        f"{_OVER_S:g} s{has}, in cores. Shares in transfers belong to nobody.{more}",
+        "Share in force of each task, as read back from its node, and the CPU time that it used per second, as a mean "
+        f"over {_OVER_S:g} s{has}, in cores. Shares in transfer belong to no task.{more}",
         f"Shares over time — {words}", draw, height_in=3.4, wide=True,
     )  # fmt: skip

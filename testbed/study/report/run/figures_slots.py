@@ -1,4 +1,4 @@
-"""The active slot of each node over time, of runs under XGE: a band per node, lent and taken nodes hatched."""
+"""The figure of the active slot of each node over time under XGE: one band per node; lent and taken nodes hatched."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NAMES: Final = {
     SERIAL: "serial",
     LENT: "lent: serial jobs in the parallel partition",
     PARALLEL: "parallel",
-    TAKEN: "taken: a parallel job in the serial partition",
-    CHANGING: "changing: tasks start, are saved or restored, none runs",
+    TAKEN: "taken: parallel jobs in the serial partition",
+    CHANGING: "changing: tasks are started, saved or restored, and none runs",
     IDLE: "idle",
 }
 
 
 def figures_slots(found: Sequence[Slots]) -> list[Chart]:
-    """Return the slots of schedules below each other, some to a chart; of one time scale in each."""
+    """Return charts of the slots of schedules, several per chart below each other if their time scales are equal."""
     parts = []
     for scale in dict.fromkeys(slots.schedule.time_scale for slots in found):
         own = [slots for slots in found if slots.schedule.time_scale == scale]
@@ -57,9 +57,9 @@ def _chart(name: str, found: Sequence[Slots]) -> Chart:
     )
     above = "" if first.schedule.time_scale == 1.0 else ", trace time above"
     caption = (
-        f"The slot of each node that is active. The first {first.partitions.parallel} of {first.schedule.nodes} nodes, "
-        "above the line, are the parallel partition. A node is lent while serial jobs run on it there, and taken while "
-        f"parallel jobs run on it in the serial partition. Counts: {words}. Time in wall seconds{above}."
+        f"The active slot of each node. The first {first.partitions.parallel} of {first.schedule.nodes} nodes, "
+        "above the dashed line, are the parallel partition. A node of it is lent while it runs serial jobs; a node of "
+        f"the serial partition is taken while it runs parallel jobs. Counts: {words}. Time in wall seconds{above}."
     )
     height_in = 0.95 + sum(0.3 + _rows_in(slots.schedule.nodes) for slots in found)
     return Chart(

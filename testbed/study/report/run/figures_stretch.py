@@ -1,4 +1,4 @@
-"""The distribution of the bounded stretch over jobs, of one run or of several."""
+"""The figure of the distribution of the bounded stretch over jobs, for one run or several."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME, _TITLE = "stretch", "Bounded stretch"
 
 
 def run_labels(runs: Sequence[RunFacts]) -> list[str]:
-    """Name runs by policy, and by their directory where several have that policy."""
+    """Return a label per run: its policy, with its directory if several runs have the same policy."""
     policies = [run.policy for run in runs]
     return [run.policy if policies.count(run.policy) == 1 else f"{run.policy}, {run.name}" for run in runs]
 
@@ -35,7 +35,7 @@ def _bound(run: RunFacts) -> float | None:
 
 
 def figure_stretch(runs: Sequence[RunFacts]) -> Chart | Absent:
-    """Return the empirical distribution of the bounded stretch on a logarithmic axis, the lower bound marked."""
+    """Return a chart of the empirical distribution of the bounded stretch, with the lower bound of the maximum."""
     lines = []
     for run, label in zip(runs, run_labels(runs), strict=True):
         stretches = np.sort([job.stretch for job in run.jobs if job.stretch is not None])
@@ -46,7 +46,7 @@ def figure_stretch(runs: Sequence[RunFacts]) -> Chart | Absent:
     bounds = sorted({value for run, _, _ in lines if (value := _bound(run)) is not None})
 
     def draw(figure: Figure) -> None:
-        axes = single_axes(figure, f"bounded stretch (bound {lines[0][0].tau_s:g} s)", "share of jobs")
+        axes = single_axes(figure, f"bounded stretch (τ = {lines[0][0].tau_s:g} s)", "fraction of jobs")
         for place, (_run, label, stretches) in enumerate(lines):
             axes.ecdf(
                 stretches, color=CYCLE[place % len(CYCLE)], linestyle=DASHES[place // len(CYCLE) % len(DASHES)],
@@ -67,13 +67,13 @@ def figure_stretch(runs: Sequence[RunFacts]) -> Chart | Absent:
 
     counts = " + ".join(str(stretches.size) for _, _, stretches in lines)
     caption = (
-        "Share of done jobs whose bounded stretch, max(turnaround, τ) / max(run time, τ) with "
-        f"τ = {lines[0][0].tau_s:g} s, is at most x (no unit, logarithmic); n = {counts} jobs. "
+        "Fraction of done jobs whose bounded stretch, max(turnaround, τ) / max(run time, τ) with "
+        f"τ = {lines[0][0].tau_s:g} s, is at most x (no unit, logarithmic axis); n = {counts} jobs. "
         + (
             "Dashed: the lower bound of the maximum under any schedule, "
             f"{', '.join(f'{bound:.3g}' for bound in bounds)}."
             if bounds
-            else "The lower bound is not known: not every job was done."
+            else "The lower bound is unknown, because not every job is done."
         )
     )
     alt = "; ".join(

@@ -1,4 +1,4 @@
-"""Bytes that saves, transfers, restores and live migrations moved, over time."""
+"""The figure of the bandwidth of saves, transfers, restores and live migrations over time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Floats = NDArray[np.float64]
 
 
 def mean_rates(begin_s: Floats, end_s: Floats, amounts: Floats, edges_s: Floats) -> Floats:
-    """Return the mean rate in each bin (bins,) of operations that each move their amount evenly from begin to end.
+    """Return the mean rate per bin (bins,) of operations that move their amounts at a constant rate from begin to end.
 
-    Exact: what operations moved up to a time is piecewise linear, and a bin's mean its difference.
+    The result is exact: the moved amount is piecewise linear in time, and its differences give the means.
     """
     lengths = np.maximum(end_s - begin_s, 1e-9)
     times = np.concatenate((begin_s, begin_s + lengths))
@@ -36,7 +36,7 @@ def mean_rates(begin_s: Floats, end_s: Floats, amounts: Floats, edges_s: Floats)
 
 
 def figure_traffic(facts: RunFacts, actions: pl.DataFrame | None) -> Chart | Absent:
-    """Return GB/s of wall time by kind of operation, stacked."""
+    """Return a stacked chart of GB per wall second by kind of operation."""
     if actions is None or actions.is_empty() or facts.anchor_ns is None:
         return Absent(_NAME, _TITLE, "This run has no points of operations.")
     moved = actions.filter((pl.col("bytes") > 0) & pl.col("elapsed_s").is_not_null())
@@ -78,8 +78,8 @@ def figure_traffic(facts: RunFacts, actions: pl.DataFrame | None) -> Chart | Abs
         legend_outside(figure, 4)
 
     caption = (
-        f"10⁹ bytes a wall second that operations moved, stacked by kind, as means over {last_s / _BINS:.3g} s; every "
-        f"operation's bytes are spread evenly over its time. n = {', '.join(counts)}."
+        f"10⁹ bytes per wall second that operations moved, stacked by kind, as means over {last_s / _BINS:.3g} s; the "
+        f"bytes of an operation are spread evenly over its duration. n = {', '.join(counts)}."
     )
     alt = f"Stacked bandwidth over time: highest {total.max():.3g} GB/s, mean {total.mean():.3g} GB/s"
     return Chart(_NAME, _TITLE, caption, alt, draw, height_in=2.8, wide=True)

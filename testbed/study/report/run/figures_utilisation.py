@@ -1,4 +1,4 @@
-"""Utilisation of the nodes against the demand of the jobs, over time [RR Figure 2]."""
+"""The figure of the nodes' utilisation against the jobs' demand over time [RR Figure 2]."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -23,7 +23,7 @@ from testbed.study.report.run.schedule import RUNS, Schedule
 
 Floats = NDArray[np.float64]
 _NAME, _TITLE = "utilisation", "Utilisation against demand"
-_MOST_STEPS = 1500  # more than the pixels of the figure
+_MOST_STEPS = 1500  # more than the figure has pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Utilisation:
     """Step functions of trace time: values (K,) in nodes between `times_s` (K + 1,)."""
 
     times_s: Floats
-    demand_cpu: Floats  # not capped
+    demand_cpu: Floats  # not limited to the number of nodes
     useful_cpu: Floats
 
 
 def _steps(begins: Floats, ends: Floats, heights: Floats, times: Floats) -> Floats:
-    """Return the sum of boxes between consecutive `times`, which hold every edge: (times - 1,)."""
+    """Return the sum of boxes between consecutive `times`, which include all edges: (times - 1,)."""
     change = np.zeros(times.size)
     np.add.at(change, np.searchsorted(times, begins), heights)
     np.add.at(change, np.searchsorted(times, ends), -heights)
@@ -46,8 +46,8 @@ def _steps(begins: Floats, ends: Floats, heights: Floats, times: Floats) -> Floa
 def utilisation(facts: RunFacts, schedule: Schedule) -> Utilisation | None:
     """Return demand and useful CPU of a run, None if no job was submitted in it.
 
-    Demand is the sum of tasks * CPU need over jobs between submission and end, or the last known moment. Useful is
-    the sum of yield * CPU need over tasks while they run or migrate live, and nothing else: the journal's states.
+    Demand is the sum of tasks * CPU need over jobs between submission and end, or until the last known moment. Useful
+    CPU is the sum of yield * CPU need over tasks that run or migrate live, by the states in the journal.
     """
     last_s = schedule.to_trace_s(schedule.end_s)
     submitted = [job for job in facts.jobs if job.state != "coming" and job.submit_time_s < last_s]
@@ -70,7 +70,7 @@ def utilisation(facts: RunFacts, schedule: Schedule) -> Utilisation | None:
 
 
 def _coarse(times: Floats, values: Iterable[Floats]) -> tuple[Floats, list[Floats]]:
-    """Return step functions on at most `_MOST_STEPS` equal steps, each their mean over it."""
+    """Return step functions as means over at most `_MOST_STEPS` equal steps."""
     if times.size <= _MOST_STEPS:
         return times, list(values)
     edges = np.linspace(times[0], times[-1], _MOST_STEPS + 1)
@@ -82,7 +82,7 @@ def _coarse(times: Floats, values: Iterable[Floats]) -> tuple[Floats, list[Float
 
 
 def figure_utilisation(facts: RunFacts, schedule: Schedule) -> Chart | Absent:
-    """Return demand and useful CPU over trace time, the difference shaded, normalised underutilisation as text."""
+    """Return a chart of demand and useful CPU over trace time, with the normalised underutilisation in its caption."""
     found = utilisation(facts, schedule)
     nodes = max(len(facts.node_names), schedule.nodes)
     if found is None or nodes == 0:
@@ -96,9 +96,9 @@ def figure_utilisation(facts: RunFacts, schedule: Schedule) -> Chart | Absent:
         low, high = np.minimum(demand, useful), demand
         axes.fill_between(
             hours, np.append(low, low[-1]), np.append(high, high[-1]), step="post", facecolor=VERMILION, alpha=0.35,
-            edgecolor="none", linewidth=0, label="demand that was not met",
+            edgecolor="none", linewidth=0, label="unmet demand",
         )  # fmt: skip
-        axes.stairs(useful, hours, color=BLUE, linewidth=1.2, label="useful: yields of tasks that progress")
+        axes.stairs(useful, hours, color=BLUE, linewidth=1.2, label="useful CPU of tasks that progress")
         axes.stairs(demand, hours, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), label="demand, at most all nodes")
         axes.axhline(nodes, color=INK, linewidth=0.5, linestyle=":")
         axes.set_ylim(0.0, nodes * 1.04)
@@ -106,9 +106,9 @@ def figure_utilisation(facts: RunFacts, schedule: Schedule) -> Chart | Absent:
         legend_outside(figure, 3)
 
     caption = (
-        f"CPU that submitted and uncompleted jobs need, capped at the {nodes} nodes (dashed), and what was useful of "
-        "it: yield × CPU need of every task that progressed (solid; nothing during a rescheduling penalty, a start or "
-        f"a wait). Unit: nodes, over trace hours; n = {sum(job.state != 'coming' for job in facts.jobs)} jobs. "
+        f"CPU demand of submitted jobs that have not ended, limited to the {nodes} nodes (dashed), and useful CPU, "
+        "which is the sum of yield × CPU need over tasks that progress (solid; not during a rescheduling penalty, a "
+        f"start or a wait). In nodes, over trace hours; n = {sum(job.state != 'coming' for job in facts.jobs)} jobs. "
         + _words(facts, found, nodes)
     )
     alt = f"Step lines of CPU demand and useful CPU in nodes over {hours[-1] - hours[0]:.2f} trace hours"
@@ -116,10 +116,10 @@ def figure_utilisation(facts: RunFacts, schedule: Schedule) -> Chart | Absent:
 
 
 def _words(facts: RunFacts, found: Utilisation, nodes: int) -> str:
-    """Return the normalised underutilisation as text, by yields and by measured work."""
+    """Return a sentence on the normalised underutilisation, by yields and by measured work."""
     done = [job for job in facts.jobs if job.state == "done" and job.run_time_s and job.end_time_s is not None]
     if len(done) != len(facts.jobs) or not facts.complete:
-        return "Normalised underutilisation is not stated: not every job of this run was done."
+        return "Normalised underutilisation is not stated, because not every job of this run is done."
     columns = [(job.tasks, job.cpu_need_frac, job.run_time_s or 0.0, job.virtual_time_s or 0.0) for job in done]
     tasks, need, run_s, virtual_s = np.array(columns).T
     work = work_cpu_s(tasks, need, run_s)
@@ -129,11 +129,11 @@ def _words(facts: RunFacts, found: Utilisation, nodes: int) -> str:
     demand_cpu_s = capped_demand_cpu_s(submit_s, end_s, tasks * need, nodes)
     measured = underutilisation_of_integrals(demand_cpu_s, work_cpu_s(tasks, need, virtual_s), work)
     below = (
-        " Below zero: programs did more than yield × dedicated rate, as programs that wait for messages may."
+        " Below zero: programs did more work than yield × dedicated rate, which programs that wait for messages can do."
         if measured < 0
         else ""
     )
     return (
-        f"Normalised underutilisation, the shaded area over the work of all jobs: {drawn:.3f} by the yields that were "
-        f"set, {measured:.3f} by the work that the jobs' programs had really done [RR 6.4.1].{below}"
+        f"Normalised underutilisation (shaded area over the work of all jobs): {drawn:.3f} by the yields that were "
+        f"set, {measured:.3f} by the measured work of the jobs' programs [RR 6.4.1].{below}"
     )

@@ -1,8 +1,8 @@
-"""Gantt charts: when each node ran which tasks, at which yields, and what rescheduling took; one or several schedules.
+"""Gantt charts of one or several schedules: the tasks of each node over time, with yields and reschedulings.
 
-A row is a node. A bar is a task, as high as the memory that it holds, coloured by its yield; what is no progress is
-hatched. Saved tasks are thin lines on a shelf below their node. Schedules too large for that are drawn as a picture
-of mean yields (see `testbed.study.report.run.gantt_dense`).
+A row is a node. A bar is a task, as high as the memory that it holds and coloured by its yield; times without progress
+are hatched. Saved tasks are thin lines on a shelf below their node. Larger schedules are drawn as an image of mean
+yields (see `testbed.study.report.run.gantt_dense`).
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from testbed.study.report.run.schedule import LIVE, RESTORE, RUNS, SAVE, START, 
 YIELDS = "viridis"
 MOST_BARS = 4000
 MOST_NODES = 32
-ROW_IN = 1.5  # of a node with tasks in view, at most
-_GAP = 0.22  # between rows, of a row
-_PLACE = 0.09  # on the shelf, of a row, and all of them at most
-_SHELF = 0.36
-_PT = 72.0  # points an inch
+ROW_IN = 1.5  # greatest height of a node's row
+_GAP = 0.22  # gap between rows, as a fraction of a row
+_PLACE = 0.09  # greatest height of a place on the shelf, as a fraction of a row
+_SHELF = 0.36  # greatest height of the whole shelf, as a fraction of a row
+_PT = 72.0  # points per inch
 _SMALLEST_PT = 5.5
 _EDGE = "#3c444c"
-_HELD = "#f4f1ea"  # ground of hatched pieces
+_HELD = "#f4f1ea"  # background of hatched pieces
 _HATCH = {START: "....", SAVE: "/////", RESTORE: "\\\\\\\\\\", LIVE: "||||"}
 _NAMES = {
     START: "start: guests are created",
     SAVE: "save",
-    RESTORE: "restore, until progress",
+    RESTORE: "restore, until first progress",
     LIVE: "live migration",
     TRANSFER: "transfer of images",
-    WAIT: "saved, wanted, waits",
-    GONE: "preempted: saved, not wanted",
+    WAIT: "saved, selected to run, waits",
+    GONE: "preempted: saved, not selected to run",
 }
 _SAVED_DASH: Final[dict[str, Any]] = {GONE: (0, (1, 2)), WAIT: (0, (4, 1.5)), TRANSFER: "-"}
 
 
 def is_dense(schedule: Schedule) -> bool:
-    """Whether a schedule is drawn as a picture rather than bar by bar."""
+    """Return whether a schedule is drawn as an image instead of single bars."""
     return schedule.nodes > MOST_NODES or len(schedule.spans) > MOST_BARS
 
 
 def height_in(schedules: Sequence[Schedule]) -> float:
-    """Return a good height for a figure of these schedules, below each other, in inches."""
+    """Return a suitable height in inches for a figure of these schedules below each other."""
     total = 1.25
     for schedule in schedules:
         row = 0.052 if is_dense(schedule) else min(ROW_IN, 7.0 / max(schedule.nodes, 1))
@@ -65,7 +65,7 @@ def height_in(schedules: Sequence[Schedule]) -> float:
 
 
 def draw_gantt(figure: Figure, schedules: Sequence[Schedule]) -> None:
-    """Fill an empty figure with Gantt charts below each other; all share the axis of time and the colours."""
+    """Draw Gantt charts below each other into an empty figure, with a common axis of time and common colours."""
     subplots = figure.subplots(
         len(schedules), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": [_weight(s) for s in schedules]}
     )
@@ -99,7 +99,7 @@ def _weight(schedule: Schedule) -> float:
 
 
 def time_axes(all_axes: Sequence[Axes], schedule: Schedule) -> None:
-    """Label time: wall seconds below the lowest axes, trace time above the topmost if it differs."""
+    """Label the axes of time: wall seconds below the lowest axes, and trace time above the topmost if it differs."""
     unit, per_unit = _unit(schedule.to_trace_s(all_axes[0].get_xlim()[1]))
     if schedule.time_scale == 1.0:
         for axes in all_axes:
@@ -122,7 +122,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def legend(figure: Figure, kinds: set[str]) -> None:
-    """Explain below the figure what hatches and dashes stand for, as far as they are there."""
+    """Add a legend of the visible hatches and dashes below the figure."""
     handles: list[Patch | Line2D] = [
         Patch(facecolor=_HELD, edgecolor=_EDGE, hatch=_HATCH[kind], label=_NAMES[kind], linewidth=0.6)
         for kind in (START, SAVE, RESTORE, LIVE)
@@ -139,13 +139,13 @@ def legend(figure: Figure, kinds: set[str]) -> None:
 
 
 def _visible_kinds(lanes: Lanes, end_s: float) -> set[str]:
-    """Return the kinds of pieces that are long enough to be visible."""
+    """Return the kinds of pieces of which at least one is long enough to be visible."""
     pieces = (piece for bar in (*lanes.in_memory, *lanes.saved) for piece in bar.pieces)
     return {piece.kind for piece in pieces if end_of(piece) - piece.begin_s > end_s * 1e-3}
 
 
 def draw_bars(axes: Axes, schedule: Schedule, lanes: Lanes) -> Rows:
-    """Draw a schedule bar by bar; return where its rows are."""
+    """Draw the bars of a schedule; return the positions of its rows."""
     rows = Rows(schedule.nodes, lanes)
     frame_nodes(axes, schedule, rows.centre, rows.bottom(schedule.nodes - 1), rows.top)
     axes.set_ylabel("node (height: memory held)", fontsize="small")
@@ -157,7 +157,7 @@ def draw_bars(axes: Axes, schedule: Schedule, lanes: Lanes) -> Rows:
 
 
 class Rows:
-    """Where the rows of nodes are on the y axis, node 0 at the top: one unit of it is the memory of a node."""
+    """The positions of node rows on the y axis, with node 0 at the top; one unit is the memory of a node."""
 
     def __init__(self, nodes: int, lanes: Lanes) -> None:
         self.place = min(_PLACE, _SHELF / lanes.shelf) if lanes.shelf else 0.0
@@ -168,24 +168,24 @@ class Rows:
         self.top = (nodes - 1) * self._pitch + lanes.top + _GAP / 2
 
     def memory(self, node: int, share: float) -> float:
-        """Return where a share of a node's memory is."""
+        """Return the y position of a fraction of a node's memory."""
         return (self._nodes - 1 - node) * self._pitch + share
 
     def saved(self, node: int, place: float) -> float:
-        """Return the middle of a place on a node's shelf."""
+        """Return the y position of the middle of a place on a node's shelf."""
         return self.memory(node, -0.03 - self.place * (place + 0.5))
 
     def centre(self, node: int) -> float:
-        """Return the middle of a node's row."""
+        """Return the y position of the middle of a node's row."""
         return self.memory(node, (self.high - self.shelf) / 2)
 
     def bottom(self, node: int) -> float:
-        """Return where a node's row ends."""
+        """Return the y position of the lower end of a node's row."""
         return self.memory(node, -self.shelf - _GAP / 2)
 
 
 def frame_nodes(axes: Axes, schedule: Schedule, centre: Callable[[int], float], bottom: float, top: float) -> None:
-    """Name the nodes beside their rows, and leave the rest of the frame away."""
+    """Label the rows with the names of nodes, and hide the rest of the frame."""
     axes.set_ylim(bottom, top)
     axes.set_yticks([centre(node) for node in range(schedule.nodes)])
     axes.set_yticklabels([schedule.node_name(node) for node in range(schedule.nodes)])
@@ -236,20 +236,20 @@ def _draw_saved(axes: Axes, rows: Rows, bars: Sequence[Bar]) -> None:
 
 
 def lay_out(figure: Figure) -> None:
-    """Give everything its place for good: only then it is known what fits into the bars."""
+    """Compute the final layout of the figure, which determines the labels that fit into bars."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
 def points_per_unit(axes: Axes) -> tuple[float, float]:
-    """Return how many points a second and a unit of height take on paper; the figure is laid out."""
+    """Return the typographic points per second and per unit of height; the layout must be final."""
     extent = axes.get_window_extent()
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     return extent.width * _PT / axes.figure.dpi / (right - left), extent.height * _PT / axes.figure.dpi / (high - low)
 
 
 def label_bars(axes: Axes, rows: Rows, lanes: Lanes) -> None:
-    """Write jobs' numbers into their bars where there is room; the figure is laid out."""
+    """Write the numbers of jobs into bars with enough room; the layout must be final."""
     colours = mpl.colormaps[YIELDS]
     per_unit = points_per_unit(axes)
     for bar in lanes.in_memory:
@@ -269,7 +269,7 @@ def write_fitting(
     axes: Axes, job: int, time_s: tuple[float, float], y: tuple[float, float], per_unit: tuple[float, float],
     **style: Any,
 ) -> None:  # fmt: skip
-    """Write a job's number between two times at (middle, height), unless its type would be too small to read there."""
+    """Write a job's number between two times at (middle, height), unless the font would be too small to read."""
     text = str(job)
     wide_pt, high_pt = (time_s[1] - time_s[0]) * per_unit[0], y[1] * per_unit[1]
     for along_pt, across_pt, rotation in ((wide_pt, high_pt, 0.0), (high_pt, wide_pt, 90.0)):

@@ -1,4 +1,4 @@
-"""Gantt charts of schedules with very many bars: a picture of mean yields by node and time."""
+"""Gantt charts of schedules with very many bars, as images of mean yields by node and time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from testbed.study.report.run.schedule import PENALTIES, RUNS, JobFacts, Schedule, Span
 
 Floats = NDArray[np.float64]
-BINS = 1600  # of time: about the pixels of a page
-_LINES = 5  # of a node's row: four of them yields, one penalties
+BINS = 1600  # bins of time: about the number of pixels of a page
+_LINES = 5  # lines per node: four for yields, one for penalties
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
     """Means over N nodes x B bins of time, in CPUs of a node: (N, B) each."""
 
-    used_cpu: Floats  # yield * need of what runs
-    wanted_cpu: Floats  # need of what runs
+    used_cpu: Floats  # yield * CPU need of running tasks
+    wanted_cpu: Floats  # CPU need of running tasks
     held_up: Floats  # number of tasks in a penalty
 
 
 def cells_of(schedule: Schedule, end_s: float, bins: int = BINS) -> Cells:
-    """Return the means of a schedule between 0 and `end_s`; work and memory grow with the spans and the cells."""
+    """Return the means of a schedule between 0 and `end_s`; time and memory are linear in spans and cells."""
     need = _needs(schedule.jobs, schedule.spans)
     columns = np.array(
         [(span.node, span.begin_s, span.end_s, span.yield_frac) for span in schedule.spans], dtype=np.float64
@@ -55,7 +55,7 @@ def _means(
     for time_s, sign in ((begin_s, 1.0), (until_s, -1.0)):
         place = np.clip(time_s / end_s * bins, 0.0, bins)
         index = np.minimum(place.astype(np.int64), bins - 1)
-        rest = index + 1 - place  # of the bin, after the instant
+        rest = index + 1 - place  # fraction of the bin after the instant
         for row, rate in enumerate(rates):
             np.add.at(sums[row], (node, index), sign * rate * rest)
             np.add.at(later[row], (node, index + 1), sign * rate)
@@ -64,7 +64,7 @@ def _means(
 
 
 def draw_dense(axes: Axes, schedule: Schedule, colours: str) -> None:
-    """Draw mean yields as colours, and penalties as dark ticks at the foot of a node's row."""
+    """Draw mean yields as colours, and penalties as dark marks at the bottom of a node's row."""
     end_s = axes.get_xlim()[1]
     cells = cells_of(schedule, end_s)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -81,4 +81,4 @@ def draw_dense(axes: Axes, schedule: Schedule, colours: str) -> None:
     step = max(1, -(-schedule.nodes // 16))
     shown = range(0, schedule.nodes, step)
     axes.set_yticks(list(shown), [schedule.node_name(node) for node in shown])
-    axes.set_ylabel("node (colour: mean yield of its tasks; dark foot: a rescheduling penalty)", fontsize="small")
+    axes.set_ylabel("node (colour: mean yield of its tasks; dark line: rescheduling penalty)", fontsize="small")

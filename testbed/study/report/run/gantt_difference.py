@@ -1,4 +1,4 @@
-"""The difference Gantt chart: above each node's line what only the first schedule ran there, below it the second."""
+"""The Gantt chart of a difference: above each node's line the tasks of only the first schedule, below it the second."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from testbed.study.report.run.gantt_dense import cells_of
 from testbed.study.report.run.lanes import Bar, height_of, pack
 from testbed.study.report.run.schedule import RUN, Schedule, Span
 
-_PITCH = 2.3  # of a node's row: one unit above its line, one below
+_PITCH = 2.3  # distance of node rows: one unit above the line, one below it, and a gap
 _EDGE = "#3c444c"
 _HATCH = "////"
 
 
 def difference_height_in(found: Difference) -> float:
-    """Return a good height for the figure, in inches."""
+    """Return a suitable height for the figure, in inches."""
     dense = is_dense(found.first) or is_dense(found.second)
     return 1.5 + max(1.2, found.first.nodes * (0.052 if dense else min(1.6, 8.0 / max(found.first.nodes, 1))))
 
 
 def draw_difference(figure: Figure, found: Difference) -> None:
-    """Fill an empty figure: bars as high as the memory of their tasks; too many bars become a picture of CPU."""
+    """Draw a difference into an empty figure: bars as high as their tasks' memory, or an image of CPU for many bars."""
     axes = figure.add_subplot()
     axes.set_xlim(0.0, max(found.first.end_s, found.second.end_s) or 1.0)
     if is_dense(found.first) or is_dense(found.second):
@@ -59,8 +59,8 @@ def draw_difference(figure: Figure, found: Difference) -> None:
     time_axes([axes], found.first)
     figure.legend(
         handles=[
-            Patch(facecolor=ORANGE, edgecolor=_EDGE, label=f"above the line, only {found.first.name}"),
-            Patch(facecolor=BLUE, edgecolor=_EDGE, hatch=_HATCH, label=f"below, only {found.second.name}"),
+            Patch(facecolor=ORANGE, edgecolor=_EDGE, label=f"above the line: only in {found.first.name}"),
+            Patch(facecolor=BLUE, edgecolor=_EDGE, hatch=_HATCH, label=f"below the line: only in {found.second.name}"),
         ],
         loc="outside lower left",
         ncols=2 if figure.get_figwidth() > 6 else 1,
@@ -87,7 +87,7 @@ def _extent(nodes: int, bar: Bar, sign: float) -> tuple[float, float]:
 
 
 def _halves(found: Difference) -> tuple[list[Bar], list[Bar]]:
-    """Return the bars of what only the first schedule ran, and of what only the second did, packed by node."""
+    """Return the bars of tasks that ran only in the first schedule, and only in the second, packed by node."""
     halves: list[list[tuple[Span, ...]]] = [[], []]
     for cell in found.cells:
         for task in range(abs(cell.more)):
@@ -101,7 +101,7 @@ def _halves(found: Difference) -> tuple[list[Bar], list[Bar]]:
 
 
 def _draw_picture(figure: Figure, axes: Axes, found: Difference) -> None:
-    """Draw by node and time how much more CPU the first schedule used than the second."""
+    """Draw an image of the difference in used CPU, first minus second schedule, by node and time."""
     end_s = axes.get_xlim()[1]
     more = _used(found.first, end_s) - _used(found.second, end_s)
     image = axes.imshow(
@@ -112,7 +112,7 @@ def _draw_picture(figure: Figure, axes: Axes, found: Difference) -> None:
     shown = range(0, found.first.nodes, max(1, -(-found.first.nodes // 16)))
     axes.set_yticks(list(shown), [found.first.node_name(node) for node in shown])
     bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=28, fraction=0.03)
-    bar.set_label(f"CPU of a node: {found.first.name} (1) against {found.second.name} (-1)")
+    bar.set_label(f"used CPU of a node: only {found.first.name} (1) to only {found.second.name} (-1)")
 
 
 def _used(schedule: Schedule, end_s: float) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -1,4 +1,4 @@
-"""The story of one job of a run, as data: what happened to it, why, and for how long."""
+"""The story of one job of a run as data: its events, their causes and durations."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FENCE = "fence-awaited"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: wall seconds `t_s` since the run began, trace seconds, a kind, and its facts.
+    """One event: wall seconds `t_s` since the run began, trace seconds, a kind, and facts.
 
-    Nodes in `facts` are names. An operation stands where it began, and its facts grow when it ends.
+    Nodes in `facts` are names. An operation is listed at its begin; its end adds further facts.
     """
 
     t_s: float
@@ -38,7 +38,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From `begin_s` to `end_s`, wall seconds since the run began, the guests ran, at one yield on these nodes."""
+    """An interval in which the guests ran at one yield on these nodes; wall seconds since the run began."""
 
     begin_s: float
     end_s: float
@@ -48,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class WaitSpan:
-    """From `begin_s` to `end_s`, wall seconds since the run began, the job waited; `idle` if nothing of it ran."""
+    """An interval in which the job waited; wall seconds since the run began. `idle`: none of its tasks ran."""
 
     begin_s: float
     end_s: float
@@ -58,11 +58,11 @@ class WaitSpan:
 
 @dataclass(slots=True)
 class Story:
-    """The data of one job in the journal.
+    """The story of one job, from the journal.
 
-    `state` is the last state that the journal has: coming, submitted, running, paused, resumed, moving, done or failed.
-    `waits` lasts to the journal's end if `waits_for` is not None. `work_s` is what it had done, in dedicated trace
-    seconds, as last reported to the policy or written to jobs.csv.
+    `state` is the last state in the journal: coming, submitted, running, paused, resumed, moving, done or failed. If
+    `waits_for` is not None, the last wait continues at the end of the journal. `work_s` is the job's work in trace
+    seconds on dedicated nodes, as last reported to the policy or written to jobs.csv.
     """
 
     job: int
@@ -85,11 +85,11 @@ class Story:
 
     @property
     def ran_s(self) -> float:
-        """Wall seconds for which its guests ran."""
+        """Wall seconds for which the job's guests ran."""
         return sum(span.end_s - span.begin_s for span in self.spans)
 
     def waited_s(self) -> dict[str, float]:
-        """Wall seconds for which nothing of the job ran and nothing was done with it, by kind of wait."""
+        """Return the wall seconds without running tasks and without an operation on the job, by kind of wait."""
         found: dict[str, float] = {}
         for span in self.waits:
             if span.idle:

@@ -1,4 +1,4 @@
-"""The story of a job as JSON data."""
+"""The story of a job as data for JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from testbed.study.report.run.job_waits import Wait
 
 
 def as_data(report: JobReport) -> dict[str, object]:
-    """Return the facts of a story; times are wall seconds since the run began unless a name says trace.
+    """Return the facts of a story; times are wall seconds since the run began unless the name has `trace`.
 
-    `reason` is null unless the job failed. `waits_for` names what the job waits for at the journal's end, else null.
+    `reason` is None unless the job failed. `waits_for` is the job's wait at the end of the journal, or None.
     """
     story, row, run = report.story, report.row, report.run
     return {

@@ -1,4 +1,4 @@
-"""One event of a job's story as one line of text; durations are wall seconds."""
+"""Text for one event of a job's story, in one line; durations are wall seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from testbed.study.report.run import job_story as story
 from testbed.study.report.run.job_waits import Wait
 
-SHORTEST_WAIT_S = 0.05  # shorter ones are the controller's own time
+SHORTEST_WAIT_S = 0.05  # shorter waits are the controller's processing time
 _DONE_WITH = {"save": "written", "transfer": "copied", "restore": "read", "migrate": "sent"}
 _VERBS = {"start": "start on", "save": "save on", "transfer": "transfer of its images to", "restore": "restore on",
           "migrate": "live migration to", "cap": "caps on"}  # fmt: skip
@@ -19,7 +19,7 @@ _PENALTIES = ("save_s", "wait_s", "transfer_s", "restore_s", "downtime_s", "firs
 
 
 def seconds(value_s: float) -> str:
-    """Return a duration with three digits, or milliseconds if it is short."""
+    """Return a duration with three digits, in milliseconds if it is below 0.1 s."""
     if value_s < 0.1:
         return f"{value_s * 1000:.1f} ms"
     return f"{value_s:.2f} s" if value_s < 10 else f"{value_s:.1f} s"
@@ -36,12 +36,12 @@ def several(noun: str, numbers: Sequence[object]) -> str:
 
 
 def places(nodes: Iterable[str]) -> str:
-    """Return names of nodes, with the number of tasks on each if that is not one."""
+    """Return names of nodes, with the number of tasks on a node if it is not one."""
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in sorted(Counter(nodes).items()))
 
 
 def wait_text(wait: Wait, names: Sequence[str]) -> str:
-    """Return what a wait is for, such as `memory of node-a (held by job 5)`."""
+    """Return the cause of a wait as text, such as `memory of node-a (held by job 5)`."""
     nodes = [names[node] if node < len(names) else f"node {node}" for node in wait.nodes]
     return _cause({"kind": wait.kind, "nodes": nodes, "jobs": list(wait.jobs), "behind": wait.behind})
 
@@ -64,7 +64,7 @@ def _cause(wait: Mapping[str, Any]) -> str:
 
 def _decision(facts: Mapping[str, Any]) -> str:
     before, after = facts["before"], facts["after"]
-    left_out = f", after {facts['left_out']} more that left it out" if facts["left_out"] and after is not None else ""
+    left_out = f", after {facts['left_out']} more without this job" if facts["left_out"] and after is not None else ""
     return f"decision {facts['number']} ({'; '.join(_causes(facts)) or 'no event'}){left_out}: {_change(before, after)}"
 
 
@@ -104,9 +104,9 @@ def _operation(facts: Mapping[str, Any]) -> str:
     at = f" at yield {facts['yield_frac']:.2f}" if verb in ("start", "restore", "migrate", "cap") else ""
     what = f"{_VERBS.get(verb, f'{verb} on')} {places(facts['nodes'])}{at}"
     if facts.get("carried_on"):
-        what += ", carried on after the loss of the controller"
+        what += ", continued after the loss of the controller"
     if "elapsed_s" not in facts:
-        return f"{what}: under way for {seconds(facts['under_way_s'])} at the end{_waited(facts['waits'])}"
+        return f"{what}: in progress for {seconds(facts['under_way_s'])} at the end{_waited(facts['waits'])}"
     phases = [f"{name.removesuffix('_s')} {seconds(value)}" for name, value in _shown(facts["phases"])]
     report = f" ({', '.join(phases)})" if phases else ""
     if not facts["ok"]:
@@ -129,14 +129,14 @@ def _waited(waits: Sequence[Mapping[str, Any]]) -> str:
 def _migration(facts: Mapping[str, Any]) -> str:
     what = f"  task {facts['task']} from {facts['source']} to {facts['target']}"
     if "error" in facts:
-        there = {True: "there", False: "not there", None: "not known"}
+        there = {True: "present", False: "absent", None: "unknown"}
         return (
             f"{what}: failed: {facts['error']} (guest at the source: {there[facts.get('at_source')]}, "
             f"at the target: {there[facts.get('at_target')]})"
         )
-    counted = "" if facts.get("counted", True) else ", at most, as the source did not say"
+    counted = "" if facts.get("counted", True) else ", upper limits, as the source reported no values"
     return (
-        f"{what}: arrived after {seconds(facts['elapsed_s'])}, stood still for {seconds(facts['downtime_s'])}, "
+        f"{what}: arrived after {seconds(facts['elapsed_s'])}, downtime {seconds(facts['downtime_s'])}, "
         f"{megabytes(facts['bytes'])} in {facts.get('rounds', 0)} rounds{counted}"
     )
 
@@ -149,9 +149,9 @@ def _rescheduling(facts: Mapping[str, Any]) -> str:
     ]
     moved = sum(value for name, value in facts.items() if name.endswith("_bytes"))
     live = " (live)" if facts.get("mechanism") == "live" else ""
-    paused = f"; paused {seconds(facts['paused_s'])} besides" if facts.get("paused_s") else ""
-    end = " when the next one began, before any progress" if facts["cut_off"] else ""
-    held = f"; the run was paused for {seconds(facts['held_s'])} besides" if facts.get("held_s") else ""
+    paused = f"; in addition paused for {seconds(facts['paused_s'])}" if facts.get("paused_s") else ""
+    end = " until the next one began, before any progress" if facts["cut_off"] else ""
+    held = f"; the run was paused for {seconds(facts['held_s'])} in addition" if facts.get("held_s") else ""
     what = "pause of the run" if facts["reason"] == "pause" else facts["reason"]
     return (
         f"{what}{live} cost {seconds(facts['penalty_s'])}{end}: {', '.join(parts) or 'nothing'}; "
@@ -183,7 +183,7 @@ def _retry(facts: Mapping[str, Any]) -> str:
 
 def _no_room(facts: Mapping[str, Any]) -> str:
     return (
-        f"no {facts['verb']}: {facts['node']} has {facts['free_mib']} MiB of room for images, "
+        f"no {facts['verb']}: {facts['node']} has {facts['free_mib']} MiB free for images, "
         f"{facts['needed_mib']} MiB are needed"
     )
 
@@ -225,5 +225,5 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def text_of(event: story.Event) -> str:
-    """Return what happened, without its time."""
+    """Return the text of an event, without its time."""
     return _TEXTS[event.kind](event.facts)

@@ -1,4 +1,4 @@
-"""Reads the story of one job from a run directory."""
+"""Reader of the story of one job from a run directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.study.report.run.job_waits import Waits
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """The story of a job with the run that it is from."""
+    """The story of a job, with its run and its row of jobs.csv."""
 
     story: Story
     run: RunFacts
@@ -25,14 +25,14 @@ class JobReport:
 
     @property
     def work_s(self) -> float:
-        """The work that the job had done, in dedicated trace seconds: from jobs.csv, if the run has ended."""
+        """The job's work in trace seconds on dedicated nodes; from jobs.csv if the run has ended."""
         return max(self.story.work_s, self.row.virtual_time_s or 0.0)
 
 
 def read_job_report(path: Path, job: int) -> JobReport:
-    """Read the story of a job, whether its run is complete, killed or going on.
+    """Read the story of a job; its run may be complete, killed or still going on.
 
-    Raises `UserError` for a folder that is no run directory, a broken one, and a job that it does not have.
+    Raises `UserError` for a folder that is no run directory or is broken, and for an unknown job.
     """
     manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
     nodes = manifest.get("nodes")

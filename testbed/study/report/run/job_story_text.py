@@ -1,4 +1,4 @@
-"""The story of a job as lines of text: the most important facts first, then one line per event."""
+"""The story of a job as text: first a summary, then one line per event."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WAITED = {
 
 
 def lines(report: JobReport) -> Iterator[str]:
-    """Return the story line by line."""
+    """Yield the lines of the story."""
     yield _headline(report)
     yield from (f"  {line}" for line in _summary(report))
     yield ""
@@ -64,7 +64,7 @@ def clock(trace_s: float) -> str:
 
 
 def merged(events: Sequence[Event]) -> Iterator[Event]:
-    """Return events with successive reports of a job's tasks merged into one event, at the time of the last."""
+    """Yield events, with successive reports of a job's tasks merged into one event at the time of the last report."""
     held: Event | None = None
     for event in events:
         same = event.kind == GUEST and event.facts["event"] in _MERGED
@@ -94,14 +94,14 @@ def _alike(one: Event, other: Event) -> bool:
 
 
 def _wall(report: JobReport, t_s: float) -> str:
-    """Return the time of day in UTC, or seconds since the run began where the run has no manifest."""
+    """Return the time of day in UTC, or seconds since the run began if the run has no manifest."""
     if report.run.anchor_ns is None:
         return f"+{t_s:.1f} s"
     return datetime.fromtimestamp(report.run.anchor_ns / 1e9 + t_s, UTC).strftime("%H:%M:%S.%f")[:-5]
 
 
 def _date(report: JobReport, t_s: float) -> str:
-    """Return date and time in UTC, or seconds since the run began where the run has no manifest."""
+    """Return date and time in UTC, or seconds since the run began if the run has no manifest."""
     if report.run.anchor_ns is None:
         return _wall(report, t_s)
     return datetime.fromtimestamp(report.run.anchor_ns / 1e9 + t_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -148,7 +148,7 @@ def _summary(report: JobReport) -> Iterator[str]:
         yield f"reason: {story.reason.code}" + (f" ({meaning})" if meaning else "")
     yield (
         f"{_count(row.tasks, 'task')} of {run.program_of(story.job)}, CPU need {row.cpu_need_frac:g} and memory "
-        f"{row.mem_req_frac:g} of a node each, to be submitted at {clock(row.submit_time_s)}; {run.policy}"
+        f"{row.mem_req_frac:g} of a node each, submission time {clock(row.submit_time_s)}; {run.policy}"
     )
     if story.spans:
         nodes = sorted({node for span in story.spans for node in span.nodes})
@@ -160,7 +160,7 @@ def _summary(report: JobReport) -> Iterator[str]:
     waited = [(waited_s, kind) for kind, waited_s in story.waited_s().items() if waited_s >= SHORTEST_WAIT_S]
     if waited:
         parts = (f"{seconds(waited_s)} for {_WAITED[kind]}" for waited_s, kind in sorted(waited, reverse=True))
-        yield f"waited {', '.join(parts)}, while nothing of it ran"
+        yield f"waited {', '.join(parts)}, while none of its tasks ran"
 
 
 def _yields(report: JobReport) -> str:

@@ -1,4 +1,4 @@
-"""Makes the story of one job from the events of a run and the states that they lead to."""
+"""Builder of one job's story, from the events of a run and the states after them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _KEPT_KEYS = frozenset({"t_s", "trace_s", "kind", "job", "source", "target", "no
 
 
 class Teller:
-    """Makes the story of `job`: a listener of the history of its run."""
+    """Builder of the story of `job`, as a listener of its run's history."""
 
     def __init__(self, job: int, node_names: Sequence[str], waits: Waits) -> None:
         self.story = Story(job)
@@ -57,14 +57,14 @@ class Teller:
         self._wait: tuple[float, Wait, bool] | None = None
         self._run: tuple[float, tuple[int, ...], float] | None = None
         self._decisions = 0
-        self._left_out = 0  # decisions in a row that left the job out without an event
-        self._told_out = False  # whether the last event of a decision was that it leaves the job out
+        self._left_out = 0  # consecutive decisions without this job that have no event of their own
+        self._told_out = False  # whether the last decision event does not select the job
         self._nodes: list[dict[str, Any]] = []  # events of nodes since the last decision
         self._away: list[events.Node] = []  # events of nodes that are away, until the job's first entry
-        self._stayed: list[int] = []  # jobs whose live migration did not succeed since the last decision
+        self._stayed: list[int] = []  # jobs whose live migration failed since the last decision
 
     def take(self, event: events.Known, history: History) -> None:
-        """Apply the next event and the state after it."""
+        """Process the next event and the state after it."""
         story, job = self.story, history.jobs.get(self.story.job)
         if not story.ended:
             story.t_s, story.trace_s = event.t_s, event.trace_s
@@ -96,7 +96,7 @@ class Teller:
                 self._told(event)
 
     def finish(self) -> Story:
-        """Close what lasts at the end of the journal."""
+        """Close all open spans at the end of the journal; return the story."""
         story = self.story
         if self._wait is not None:
             story.waits_for = self._wait[1]
@@ -106,7 +106,7 @@ class Teller:
         return story
 
     def _leave_operation(self, t_s: float) -> None:
-        """Note of an operation without an end in the journal for how long it was under way."""
+        """Record the duration so far of an operation without an end in the journal."""
         if self.story.operation is not None:
             self.story.operation.facts["under_way_s"] = t_s - self.story.operation.t_s
 
@@ -143,7 +143,7 @@ class Teller:
         return None if target is None else {"nodes": self._names(target.nodes), "yield_frac": target.yield_frac}
 
     def _causes(self, trigger: events.Trigger, history: History) -> dict[str, Any]:
-        """Return the causes of the decision: its event, and the journal's entries since the decision before."""
+        """Return the causes of the decision: its event, and the journal's entries since the previous decision."""
         jobs = history.jobs
         return {
             "submitted": [job for job in trigger.submitted if job not in jobs or jobs[job].decisions <= 1],
@@ -173,8 +173,8 @@ class Teller:
         text = text_of_order(event)
         operation = self.story.operation
         if isinstance(event, events.Recovered):
-            text = f"trace time goes on, after {event.blind_s:.1f} s without a controller"
-            text += "; the job ran on meanwhile" if job.job in event.adopted else ""
+            text = f"trace time continues after {event.blind_s:.1f} s without a controller"
+            text += "; the job ran in that time" if job.job in event.adopted else ""
             if operation is not None and operation.facts["action"] in event.carried_on:
                 operation.facts["carried_on"] = True
         self._add(event, ORDER, {"text": text})
@@ -187,7 +187,7 @@ class Teller:
 
     def _job(self, event: events.Job) -> None:
         story, state = self.story, event.state
-        for away in self._away:  # a job may not fit because of them
+        for away in self._away:  # lost nodes may be the reason why a job does not fit
             self._tell_node(away)
         self._away = []
         story.state, story.t_s, story.trace_s = state, event.t_s, event.trace_s
@@ -206,7 +206,7 @@ class Teller:
         self._operation_waits = []
 
     def _waited(self) -> Iterator[dict[str, Any]]:
-        """Return the waits before an operation: one for each cause, with the jobs that held memory meanwhile."""
+        """Yield the waits before an operation: one per cause, with the jobs that held memory during the wait."""
         found: dict[tuple[str, tuple[int, ...], str], tuple[float, set[int]]] = {}
         for span in self._operation_waits:
             key = span.wait.kind, span.wait.nodes, span.wait.behind
@@ -230,7 +230,7 @@ class Teller:
         self.story.operation = None
 
     def _told(self, event: _Told) -> None:
-        """Add an event as it is, with nodes by name."""
+        """Add an event with all its facts, and with nodes by name."""
         entry = plain(event)
         numbered = [key for key in ("source", "target", "node") if key in entry]
         named: dict[str, Any] = dict(zip(numbered, self._names([entry[key] for key in numbered]), strict=True))
@@ -244,7 +244,7 @@ class Teller:
             self._add(event, kind_of(event), {**rest, **named})
 
     def _follow(self, t_s: float, job: JobHistory, history: History) -> None:
-        """Record whether the job runs or waits from now on, and its target in the last decision."""
+        """Record the job's present run or wait, and its target in the last decision."""
         self._target = target_of(job)
         run = (job.running_on, job.yield_frac) if runs(job) and job.running_on is not None else None
         if run != (None if self._run is None else self._run[1:]):

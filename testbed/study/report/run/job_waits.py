@@ -28,16 +28,16 @@ WAITS = {
     OPERATOR: "the operator has paused the run",
     FENCE: "guests of the job may still run on nodes that do not answer, until their fences fall",
     BLIND: "the run is without a controller",
-    CONTROLLER: "none of these: the controller had not yet begun the operation",
+    CONTROLLER: "none of these: the controller had not started the operation yet",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The wait of a job: one of `WAITS`, before the operation `verb` (empty for `POLICY`).
+    """The wait of a job: its `kind` is a key of `WAITS`, `verb` is the next operation (empty for `POLICY`).
 
-    `nodes` are the nodes that are away or whose memory is held, `jobs` the jobs that hold it; `behind` is the verb of
-    the job's own operation under way.
+    `nodes` are the nodes that are away or whose memory is held, `jobs` the jobs that hold it. `behind` is the verb of
+    the job's own operation in progress.
     """
 
     kind: str
@@ -49,24 +49,24 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The intent of a decision for a job: its nodes, sorted, as tasks are interchangeable, and the yield."""
+    """The intent of a decision for a job: its yield, and its nodes, sorted because tasks are interchangeable."""
 
     nodes: tuple[int, ...]
     yield_frac: float
 
 
 def target_of(job: JobHistory) -> Target | None:
-    """Return what the last decision wants of a job, None if it shall not run."""
+    """Return the target of the last decision for a job, None if the job shall not run."""
     return None if job.wanted is None else Target(tuple(sorted(job.wanted.nodes)), job.wanted.yield_frac)
 
 
 def runs(job: JobHistory) -> bool:
-    """Whether the guests of a job run: not while they are created, restored or saved."""
+    """Return whether the guests of a job run; False while they are created, restored or saved."""
     return job.phase in (Phase.RUNNING, Phase.MIGRATING) and job.running_on is not None and not job.withdrawn
 
 
 def held(job: JobHistory) -> Counter[int]:
-    """Tasks whose memory each node holds; a task that migrates live holds it at both ends."""
+    """Return the number of tasks that hold memory on each node; a task that migrates live counts on both nodes."""
     counts = Counter(job.running_on or ())
     if job.migrating_to is not None:
         counts += Counter(b for a, b in zip(job.running_on or (), job.migrating_to, strict=True) if a != b)
@@ -75,17 +75,17 @@ def held(job: JobHistory) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The waits of the jobs of a run.
+    """Classification of the waits of a run's jobs.
 
-    `memory_mib` by node, empty if the run has no manifest: then every node holds tasks up to 1. `live` says whether
-    the scenario migrates live.
+    `memory_mib` is by node; it is empty if the run has no manifest, and memory is then counted in fractions of a node.
+    `live` is whether the scenario migrates live.
     """
 
     memory_mib: Sequence[int] = ()
     live: bool = False
 
     def of(self, job: JobHistory, history: History) -> Wait | None:
-        """Return what the job waits for now, None if nothing: it has what the last decision wants, or gets it."""
+        """Return the present wait of a job, None if its target is reached or the next operation is in progress."""
         wait = self._of(job, history)
         if wait is not None and history.standstill.blind_since_s is not None:
             return Wait(BLIND, wait.verb)
@@ -105,7 +105,7 @@ class Waits:
         return self._held_up(job, history, verb, coming)
 
     def _held_up(self, job: JobHistory, history: History, verb: str, coming: Mapping[int, int]) -> Wait:
-        """Return what the operation that the job needs next waits for."""
+        """Return the wait of the operation that the job needs next."""
         if history.standstill.hold:
             return Wait(OPERATOR, verb)
         away = {number for number, node in enumerate(history.nodes) if not node.reachable}
@@ -116,7 +116,7 @@ class Waits:
         return self._memory(job, history, verb, coming) or Wait(CONTROLLER, verb)
 
     def free_mib(self, history: History, nodes: Iterable[int]) -> dict[int, float]:
-        """Return the memory of nodes that no guest holds; a share of the node if its memory is not known."""
+        """Return the free memory of nodes in MiB, or as a fraction of the node if its memory is unknown."""
         free: dict[int, float] = {
             node: self.memory_mib[node] if node < len(self.memory_mib) else 1.0 + 1e-6 for node in nodes
         }
@@ -129,10 +129,10 @@ class Waits:
         return free
 
     def _amount(self, job: JobHistory) -> float:
-        """Memory of one task: MiB, or nodes if the nodes' memory is not known."""
+        """Return the memory of one task in MiB, or as a fraction of a node if the nodes' memory is unknown."""
         if not self.memory_mib:
             return job.mem_req_frac
-        return int(job.mem_req_frac * self.memory_mib[0] + 1e-6)  # as the controller rounds it
+        return int(job.mem_req_frac * self.memory_mib[0] + 1e-6)  # rounded as the controller does
 
     def _memory(self, job: JobHistory, history: History, verb: str, coming: Mapping[int, int]) -> Wait | None:
         amount, free_mib = self._amount(job), self.free_mib(history, coming)
@@ -143,9 +143,9 @@ class Waits:
         return Wait(MEMORY, verb, full, tuple(sorted(other.job for other in others if {*full} & held(other).keys())))
 
     def _next(self, job: JobHistory) -> tuple[str, Counter[int]]:
-        """Return the operation that the job needs next for its target, and the tasks for which it needs memory by node.
+        """Return the operation that the job needs next for its target, and by node the tasks that it needs memory for.
 
-        An operation under way counts as carried out. An empty verb: none is needed.
+        An operation in progress counts as completed. The verb is empty if no operation is needed.
         """
         running, saved, yield_frac, flight = job.running_on, job.saved_on, job.yield_frac, job.flight
         if flight is not None and flight.verb == "save":

@@ -1,7 +1,7 @@
-"""The places of bars in a Gantt chart: on each node tasks side by side in its memory, saved ones on a shelf below.
+"""The layout of bars in a Gantt chart: on each node tasks in memory on top of each other, saved ones on a shelf below.
 
-[RR] lets tasks share a CPU, but never memory: the shares of a node's memory that its tasks hold add up to at most 1 at
-any time. So a bar as high as its task's memory has a place of its own as long as the task is there, whatever yield.
+In [RR] tasks share a CPU, but never memory: the fractions of a node's memory that its tasks hold sum up to at most 1 at
+any time. Therefore a bar as high as its task's memory has its own place while the task is there, whatever its yield.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from itertools import groupby, pairwise
 
 from testbed.study.report.run.schedule import ENDED, IN_MEMORY, RUN, SAVE, Schedule, Span
 
-GONE = "paused"  # not a span: the time between a save and what follows, in which the policy did not want the job
-_SMALLEST = 0.04  # share of a node's row below which a bar is invisible
+GONE = "paused"  # no kind of span: the time after a save in which the policy does not select the job to run
+_SMALLEST = 0.04  # fraction of a node's row below which a bar is invisible
 _UNKNOWN = 0.25
 _HAIR = 1e-9
-_MANY = 300  # stays on a node: more are placed in the order of their begins alone
+_MANY = 300  # for more stays on a node, only the order of their begins is tried
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A task on a node without a break, [begin_s, end_s), with its pieces in order.
+    """A stay of a task on a node without a break, [begin_s, end_s), with its pieces in order.
 
-    `bottom` and `height` are shares of the node's row: of its memory, or of one place on the shelf.
+    `bottom` and `height` are fractions of the node's memory, or in places on the shelf.
     """
 
     job: int
@@ -36,12 +36,12 @@ class Bar:
 
     @property
     def begin_s(self) -> float:
-        """When the first piece begins."""
+        """The begin of the first piece."""
         return self.pieces[0].begin_s
 
     @property
     def end_s(self) -> float:
-        """When the last piece ends."""
+        """The end of the last piece."""
         return end_of(self.pieces[-1])
 
 
@@ -49,7 +49,7 @@ class Bar:
 class Lanes:
     """All bars of a schedule: those in memory, up to `top` (1, more if a node is over-full), and those on the shelf.
 
-    `shelf` is the number of places on the fullest shelf; a bar's bottom there is the number of its place.
+    `shelf` is the number of places on the fullest shelf; the bottom of a bar there is the number of its place.
     """
 
     in_memory: list[Bar]
@@ -59,12 +59,12 @@ class Lanes:
 
 
 def end_of(span: Span) -> float:
-    """Return the end of a span of a schedule, in which all are over."""
+    """Return the end of a span, infinity for an open span."""
     return math.inf if span.end_s is None else span.end_s
 
 
 def lanes_of(schedule: Schedule) -> Lanes:
-    """Give every task its place on its node."""
+    """Return the layout of a schedule: a place on its node for every stay of a task."""
     memory: list[tuple[Span, ...]] = []
     shelf: list[tuple[Span, ...]] = []
     spans = sorted(schedule.spans, key=lambda span: (span.job, span.task, span.begin_s))
@@ -83,7 +83,7 @@ def lanes_of(schedule: Schedule) -> Lanes:
 def with_gaps(spans: Sequence[Span], end_s: float) -> list[Span]:
     """Return the spans of one task, in order, with its pauses as spans of the kind `GONE` on the node of its image.
 
-    One that is saved at last, and whose job has not ended, is paused until `end_s` (infinite if it has).
+    A task whose last span is a save is paused until `end_s`; that is infinite if its job has ended, for no pause.
     """
     out: list[Span] = []
     for before, after in pairwise([*spans, None]):
@@ -98,14 +98,14 @@ def with_gaps(spans: Sequence[Span], end_s: float) -> list[Span]:
 
 
 def _stays(spans: Iterable[Span]) -> Iterable[tuple[Span, ...]]:
-    """Cut the spans of one task where it changes its node, or enters or leaves memory."""
+    """Split the spans of one task where it changes its node, or enters or leaves memory."""
     return (
         tuple(stay) for _, stay in groupby(spans, key=lambda span: (span.node, span.kind in IN_MEMORY))
     )  # consecutive: gaps are spans, too
 
 
 def height_of(schedule: Schedule, span: Span) -> float:
-    """Return the height of a task: the share of a node's memory that it needs, but enough to be visible."""
+    """Return the height of a task: its memory requirement as a fraction of a node, but enough to be visible."""
     facts = schedule.jobs.get(span.job)
     share = facts.mem_req_frac if facts is not None else math.nan
     return _UNKNOWN if math.isnan(share) else max(share, _SMALLEST)
@@ -115,10 +115,10 @@ _Stay = tuple[Span, ...]
 
 
 def pack(stays: list[_Stay], height: Callable[[Span], float], room: float) -> list[Bar]:
-    """Give the stays of every node their places, within `room` if that is found; else above it, not over others.
+    """Return the stays of every node as bars without overlaps, within `room` if such a layout is found.
 
-    To fill a node without breaking bars is hard in general; a few orders of placing them are tried, the one of their
-    begins first.
+    This is a packing problem, which is hard in general. A few orders of placing the stays are tried, first that of
+    their begins, and the one with the lowest top is used.
     """
     stays.sort(key=lambda stay: (stay[0].node, stay[0].begin_s, stay[0].job, stay[0].task))
     bars: list[Bar] = []
@@ -142,7 +142,7 @@ def _top(bars: Sequence[Bar]) -> float:
 
 
 def _placed(stays: Iterable[_Stay], height: Callable[[Span], float]) -> list[Bar]:
-    """Place stays in the given order, each at the lowest place that is free for all of its time."""
+    """Place stays in the given order, each at the lowest place that is free for its whole duration."""
     bars: list[Bar] = []
     for stay in stays:
         first, high, end_s = stay[0], height(stay[0]), end_of(stay[-1])
@@ -157,5 +157,5 @@ def _placed(stays: Iterable[_Stay], height: Callable[[Span], float]) -> list[Bar
 
 
 def longest_run(bar: Bar) -> Span:
-    """Return the longest piece in which the task runs, or the longest of all if it never does."""
+    """Return the longest piece in which the task runs, or the longest piece if the task never runs."""
     return max(bar.pieces, key=lambda span: (span.kind == RUN, end_of(span) - span.begin_s))

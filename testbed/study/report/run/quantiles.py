@@ -1,4 +1,4 @@
-"""Latencies of a run in one table: how long commands took to be heard, policies to decide, operations to act."""
+"""Latency quantiles of a run: round trips of commands, decisions of the policy, and operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import polars as pl
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of `count` durations named `what`, in seconds."""
+    """Quantiles of `count` durations named `what`, in seconds."""
 
     what: str
     count: int
@@ -31,7 +31,7 @@ def quantiles(what: str, durations_s: pl.Series) -> Quantiles | None:
 
 
 def latencies(points: Mapping[str, pl.DataFrame]) -> list[Quantiles]:
-    """Return bus round trips, decisions and operations, as far as a run has points of them."""
+    """Return the quantiles of bus round trips, decisions and operations for which a run has points."""
     return [row for what, series in _series(points) if (row := quantiles(what, series)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""Response times of parallel jobs over repeats, with intervals, where some runs let jobs compete by shares."""
+"""Figure and table of response times of parallel jobs over repeats, for comparisons with policies of shares."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -20,14 +20,14 @@ from testbed.study.report.run.run_data import has_shares
 _MOST_JOBS = 12
 _MARKS = ("o", "s", "^", "D", "v", "P")
 _WHAT = (
-    "From submission to the end, in trace seconds, of parallel jobs that were done; the mean over runs of the same "
-    "scenario, policy and seed, with its 95 % t-interval where there are at least two."
+    "Time from submission to end of parallel jobs that are done, in trace seconds: mean over runs of the same "
+    "scenario, policy and seed, with its 95 % t-interval for at least two runs."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The response times of one job in the runs of one group, trace seconds; `waits_s` are the parts before its start.
+    """The response times of one job in the runs of one group, in trace seconds; `waits_s` are the times to its start.
 
     `mean` is None for fewer than two runs.
     """
@@ -41,7 +41,7 @@ class Response:
 
 
 def response_times(groups: Sequence[Group]) -> list[Response]:
-    """Return them by job, then by policy; none if no group has a policy that moves or books shares."""
+    """Return the response times by job, then by policy; empty if jobs compete by shares in no group."""
     workloads = list(dict.fromkeys(group.workload for group in groups if has_shares(group.policy)))
     found = []
     for workload in workloads:
@@ -72,7 +72,7 @@ def _response(group: Group, job_id: int, tasks: int, name: str) -> Response | No
 
 
 def response_table(found: Sequence[Response]) -> Table | None:
-    """One row a job and policy; None without any."""
+    """Return a table with one row per job and policy, None without response times."""
     if not found:
         return None
     rows = tuple(
@@ -83,12 +83,12 @@ def response_table(found: Sequence[Response]) -> Table | None:
         )
         for one in found
     )  # fmt: skip
-    columns = ("job", "policy", "tasks", "n", "mean s", "95 % interval", "minimum", "maximum", "waited, mean")
+    columns = ("job", "policy", "tasks", "n", "mean s", "95 % interval", "minimum", "maximum", "mean wait s")
     return Table("responses-table", "Response times of parallel jobs", _WHAT, columns, rows, texts=2)
 
 
 def figure_responses(found: Sequence[Response]) -> Chart | None:
-    """Return the means with their intervals, and the runs as faint points; None without any."""
+    """Return a chart of the means with their intervals, and of single runs; None without response times."""
     if not found:
         return None
     policies = list(dict.fromkeys(one.policy for one in found))
@@ -119,6 +119,6 @@ def figure_responses(found: Sequence[Response]) -> Chart | None:
 
     words = "; ".join(f"job {one.job} under {one.policy}: {fmean(one.values_s):.1f} s" for one in found[:8])
     counts = ", ".join(dict.fromkeys(f"{one.policy} {len(one.values_s)}" for one in found))
-    caption = f"{_WHAT} Small lines are single runs; n = {counts}."
+    caption = f"{_WHAT} Small strokes are single runs; n = {counts}."
     height_in = 1.2 + max(1.6, 0.24 * len(jobs) * len(policies))
     return Chart("responses", "Response times of parallel jobs", caption, f"Response times — {words}", draw, height_in)

@@ -1,4 +1,4 @@
-"""Everything that a page is made of, loaded from one run directory."""
+"""The data for the report page of a run, loaded from its directory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from testbed.study.report.run.timeline import Timeline
 if TYPE_CHECKING:
     import polars as pl
 
-# Samples of nodes and guests are most of a run's points. Only shares, and messages about them, are shown.
+# Samples of nodes and guests are most of a run's points; only figures of shares need them, so others do not load them.
 _MEASUREMENTS = ("cap", "action", "decision", "superstep", "bus")
 _OF_SHARES = (*_MEASUREMENTS, "guest", "share_transfer", "node")
 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A run: its facts, its schedule, and its points by measurement; `trouble` says what could not be read."""
+    """A run: its facts, its schedule, and its points by measurement; `trouble` lists what could not be read."""
 
     facts: RunFacts
     schedule: Schedule
@@ -34,9 +34,9 @@ class RunData:
 
 
 def read_record(path: Path) -> RunData:
-    """Read a run directory except its points, in one pass over its journal, whether the run is complete or not.
+    """Read a run directory without its points, in one pass over its journal; the run may be incomplete.
 
-    Raises `UserError` where `read_facts` does.
+    Raises `UserError` as `read_facts` does.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory")
@@ -47,9 +47,9 @@ def read_record(path: Path) -> RunData:
 
 
 def with_points(record: RunData) -> RunData:
-    """Add the points that figures need to what was read of a run.
+    """Return the data of a run with the points that figures need.
 
-    Points that cannot be read are left out, and said so.
+    Points that cannot be read are left out and reported in `trouble`.
     """
     from testbed.measure.frames import load_points  # noqa: PLC0415  # polars is an extra, and slow to import
 
@@ -61,7 +61,7 @@ def with_points(record: RunData) -> RunData:
 
 
 def _with_moves(record: RunData, points: Mapping[str, pl.DataFrame]) -> Schedule:
-    """Return the schedule with the shares that moved, if there are any."""
+    """Return the schedule with the moves of shares, if there are any."""
     from testbed.study.report.run.share_moves import measured_moves  # noqa: PLC0415  # as above
 
     facts, transfers = record.facts, points.get("share_transfer")
@@ -72,7 +72,7 @@ def _with_moves(record: RunData, points: Mapping[str, pl.DataFrame]) -> Schedule
 
 
 def has_shares(policy: str) -> bool:
-    """Whether jobs compete by shares under the policy of this name."""
+    """Return whether jobs compete by shares under the policy of this name."""
     try:
         return isinstance(parse(policy), SharingPolicy)
     except UserError:  # a plug-in that is not installed here
@@ -80,8 +80,8 @@ def has_shares(policy: str) -> bool:
 
 
 def load_run_data(path: Path) -> RunData:
-    """Load a run directory, whether the run is complete or not.
+    """Load a run directory with its points; the run may be incomplete.
 
-    Journal and manifest must be readable (`UserError`).
+    Raises `UserError` if journal or manifest cannot be read.
     """
     return with_points(read_record(path))

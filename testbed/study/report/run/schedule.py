@@ -1,16 +1,16 @@
-"""A schedule: when every task was where, at which yield, as a run measured it or a simulation computed it.
+"""Schedules: the node, yield and state of every task over time, as measured in a run or computed by a simulation.
 
-A span is what one task did on one node without a change:
+A span is a time in which one task is on one node in one state and at one yield. Its kinds are:
 
-* `start`: its guest is being created, until it is there or has progressed;
-* `run`: it runs under the cap of its yield; a new span begins with each change of the yield;
-* `save`: it is held and written to an image;
-* `wait`: it is saved and wanted again, but waits for memory or for another operation;
-* `transfer`: its image is copied to the node of the span;
-* `restore`: it is read back, until it has progressed again: up to there goes the penalty of [RR 5.1];
-* `live`: it runs on its node while it migrates from there live.
+* `start`: the guest is being created, until it exists or has progressed;
+* `run`: the task runs under the cap of its yield; a new span begins with each change of the yield;
+* `save`: the task is held and written to an image;
+* `wait`: the task is saved and selected to run again, but waits for memory or for another operation;
+* `transfer`: the task's image is copied to the node of the span;
+* `restore`: the task is read back, until it has progressed again, which ends the penalty of [RR 5.1];
+* `live`: the task runs on its node while it migrates live from there.
 
-A job that the policy does not want to run has no spans after its saves: a gap in its line is a preemption.
+A job that the policy does not select to run has no spans after its saves: a gap between its spans is a preemption.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESTORE = "restore"
 LIVE = "live"
 KINDS = (RUN, START, SAVE, WAIT, TRANSFER, RESTORE, LIVE)
 RUNS = frozenset({RUN, LIVE})  # the task progresses
-PENALTIES = frozenset({SAVE, WAIT, TRANSFER, RESTORE})  # the job is held up by its rescheduling
+PENALTIES = frozenset({SAVE, WAIT, TRANSFER, RESTORE})  # the job is delayed by its rescheduling
 IN_MEMORY = frozenset({RUN, START, SAVE, RESTORE, LIVE})  # the task holds memory of its node
 
 WAITING = "waiting"
@@ -41,9 +41,9 @@ ENDED = frozenset({DONE, FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span of task `task` of a job on `node`; wall seconds since the replay began, `end_s` None while it lasts.
+    """A span of task `task` of a job on `node`; wall seconds since the replay began, `end_s` None for an open span.
 
-    `yield_frac` is its cap over its CPU need: 0 while it is saved, copied or waits.
+    `yield_frac` is the task's cap over its CPU need: 0 while it is saved, transferred or waits.
     """
 
     job: int
@@ -71,10 +71,10 @@ class ShareMove:
 
 @dataclass(slots=True)
 class JobFacts:
-    """The known data of a job: wall seconds since the replay began, NaN for unknown ones.
+    """The known data of a job; times in wall seconds since the replay began, NaN if unknown.
 
-    `start_s` is when the policy first chose to run it. `penalty_s` sums the measured penalties of the reschedulings
-    that are complete.
+    `start_s` is the time at which the policy first selected the job to run. `penalty_s` is the sum of the measured
+    penalties of completed reschedulings.
     """
 
     job: int
@@ -91,15 +91,15 @@ class JobFacts:
 
     @property
     def turnaround_s(self) -> float:
-        """From submission to end, NaN before the end."""
+        """Time from submission to end, NaN before the end."""
         return self.end_s - self.submit_s
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All of a schedule up to `end_s`: every span has an end. Times are wall seconds of a replay at `time_scale`.
+    """A complete schedule up to `end_s`, in which every span has an end; times are wall seconds at `time_scale`.
 
-    `nodes` of them, with `node_names` as far as they have names. `name` says in a few words whose schedule it is.
+    `nodes` is the number of nodes; `node_names` may have fewer names. `name` is a label of the schedule.
     """
 
     name: str

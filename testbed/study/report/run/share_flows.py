@@ -1,4 +1,4 @@
-"""Who gave how many shares to whom, summed over a run: by task of a job, or by node over all jobs."""
+"""Flows of shares, summed over a run by giver and receiver: between the tasks of a job, or between nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from testbed.study.report.page.style import short
 from testbed.study.report.run.schedule import Schedule, ShareMove, Span
 
-MOST_MEMBERS = 16  # that are shown by themselves
+MOST_MEMBERS = 16  # most members that are shown; the others are one member
 _LONGEST_NODE = 14
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """Shares that members of an exchange gave each other; the bank, if there is one, is the last member.
+    """Shares that moved between the members of an exchange; a bank is the last member.
 
     `cores` (givers, receivers) are sums of transfers: a share that moves twice counts twice.
     """
@@ -31,18 +31,18 @@ class Flows:
 
     @property
     def by_bank_only(self) -> bool:
-        """Whether all that moved went to the bank, or came from it."""
+        """Whether all shares moved to or from the bank."""
         return self.banked and not self.cores[:-1, :-1].any()
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Giver and receiver of all flows, the greatest first."""
+        """Giver and receiver of each flow, the greatest flow first."""
         found = [(int(giver), int(receiver)) for giver, receiver in np.argwhere(self.cores > 0)]
         return sorted(found, key=lambda pair: (-self.cores[pair], pair))
 
 
 def flows_of_job(schedule: Schedule, job: int) -> Flows:
-    """Return what the tasks of a job gave each other, each named with the node that it ran on first."""
+    """Return the flows between the tasks of a job, each named with its first node."""
     nodes: dict[int, str] = {}
     for span in schedule.spans:
         if span.job == job:
@@ -55,7 +55,7 @@ def flows_of_job(schedule: Schedule, job: int) -> Flows:
 
 
 def flows_of_nodes(schedule: Schedule) -> Flows:
-    """Return what moved between nodes, of all jobs; their banks are one member."""
+    """Return the flows between nodes, summed over all jobs; all banks are one member."""
     places = _Places(schedule.spans)
     moves = [(places.of(move, move.giver), places.of(move, move.receiver), move.cores) for move in schedule.share_moves]
     names = {node: short(schedule.node_name(node), _LONGEST_NODE) for node in range(schedule.nodes)}
@@ -63,7 +63,7 @@ def flows_of_nodes(schedule: Schedule) -> Flows:
 
 
 class _Places:
-    """The node of each task at any time."""
+    """Lookup of a task's node at a given time."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans: dict[tuple[int, int], list[Span]] = defaultdict(list)
@@ -71,7 +71,7 @@ class _Places:
             self._spans[span.job, span.task].append(span)
 
     def of(self, move: ShareMove, task: int | None) -> int | None:
-        """Return the node of a task of a move's job when it moved; None for its bank."""
+        """Return the node of a task at the time of a move; None for the bank."""
         if task is None:
             return None
         spans = self._spans.get((move.job, task), [])
@@ -80,7 +80,7 @@ class _Places:
 
 
 def _flows(moves: Sequence[tuple[int | None, int | None, float]], names: dict[int, str], bank: str) -> Flows:
-    """Sum the moves; of very many members those that gave and took least are one."""
+    """Return the sums of moves; of very many members, those with the least amounts are combined into one."""
     amounts: dict[int, float] = dict.fromkeys(names, 0.0)
     for giver, receiver, cores in moves:
         for member in {giver, receiver} - {None}:

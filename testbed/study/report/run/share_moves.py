@@ -1,4 +1,4 @@
-"""Shares that moved within jobs, from the points of a run or from a simulation: the same data of both."""
+"""Moves of shares within jobs, in the same form from the points of a run and from a simulation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from testbed.study.report.run.schedule import ShareMove
 if TYPE_CHECKING:
     import polars as pl
 
-_LEAST_CORES = 1e-9  # of a difference of two sums
+_LEAST_CORES = 1e-9  # smaller differences of two sums are rounding errors
 
 
 def measured_moves(points: pl.DataFrame, zero_ns: int) -> tuple[ShareMove, ...]:
-    """Return the moves of points `share_transfer`, in order of time; the replay began at Unix time `zero_ns`.
+    """Return the moves from points `share_transfer`, in order of time; the replay began at Unix time `zero_ns`.
 
-    A sum that is less than the one before is of the next life of its job.
+    A sum that is less than the previous one belongs to the next life of its job.
     """
     found = []
     for (job, giver, receiver), own in points.drop_nulls("taken_cores").group_by("job", "giver", "receiver"):
@@ -32,7 +32,7 @@ def measured_moves(points: pl.DataFrame, zero_ns: int) -> tuple[ShareMove, ...]:
 
 
 def simulated_moves(run: SimulatedRun, time_scale: float, node_cores: float) -> tuple[ShareMove, ...]:
-    """Return the moves of a simulation, with nodes of `node_cores` cores, on the axis of wall seconds."""
+    """Return the moves of a simulation in cores, for nodes of `node_cores` cores, at wall seconds."""
     return tuple(
         ShareMove(
             run.jobs[each.row].job_id, _member(each.giver), _member(each.receiver), each.time_s / time_scale,

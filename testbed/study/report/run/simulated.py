@@ -1,4 +1,4 @@
-"""The same jobs, nodes and policy in virtual time: what the simulation of [RR 5.2] says of a run."""
+"""The simulation of a run [RR 5.2]: the same jobs, nodes and policy in virtual time."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
 from testbed.study.report.run.share_moves import simulated_moves
 
-_MANY_JOBS = 100  # with fewer, loading the machine code of the loop takes longer than the simulation
+_MANY_JOBS = 100  # for fewer jobs, loading the machine code of the loop takes longer than the simulation
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDecision:
-    """The jobs that run after one decision, at `time_s` trace seconds: by job id, the nodes of its tasks and its yield.
+    """The jobs that run after one decision at trace second `time_s`: nodes of the tasks and yield, by job id.
 
-    Nodes are numbers from 0. Tasks of a job are interchangeable: nodes are a multiset, in no order that means
-    anything. Jobs that do not run are not in it.
+    Nodes are numbered from 0. The nodes of a job are a multiset, as its tasks are interchangeable. Jobs that do not run
+    are missing.
     """
 
     time_s: float
@@ -44,11 +44,11 @@ class SimulatedDecision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
-    """A simulated twin: its results in trace seconds, and its schedule on the run's axis of wall seconds.
+    """The simulation of a run: its results in trace seconds, and its schedule on the run's axis of wall seconds.
 
-    `run` has the arrays by job, in the order of `run.jobs`; `decisions` are all decisions, in order of time, also
-    those that changed nothing (under FCFS and EASY: one an instant of submissions or completions). `overheads` are
-    in trace seconds, `node_memory_gb` in 1e9 bytes.
+    `run` has arrays by job, in the order of `run.jobs`. `decisions` are all decisions in order of time, also those
+    without changes (under FCFS and EASY: one per instant of submissions or completions). `overheads` are in trace
+    seconds, `node_memory_gb` in 1e9 bytes.
     """
 
     run: SimulatedRun
@@ -73,10 +73,10 @@ def simulate_schedule(
     speeds: NodeSpeeds | None = None,
     needs: NeedsModel | None = None,
 ) -> Simulation:
-    """Simulate `jobs`, in order of submission, and keep which job was where; the results are those of `simulate`.
+    """Simulate `jobs`, in order of submission, and record their schedule; the results equal those of `simulate`.
 
-    `name` is that of the schedule, by default the overheads'. `sharing`, `speeds` and `needs` are as for `simulate`,
-    and so is what is raised. Shares that move are in cores of nodes with `node_cores` each.
+    `name` is the name of the schedule, by default that of the overheads. `sharing`, `speeds`, `needs` and the errors
+    are as for `simulate`. Shares that move are in cores of nodes with `node_cores` each.
     """
     nodes = len(node_names)
     compiling = NEVER if len(jobs) <= _MANY_JOBS else Compiling(When.IF_SOONER)
@@ -128,7 +128,7 @@ def _facts(run: SimulatedRun, time_scale: float) -> dict[int, JobFacts]:
 
 
 class _Spans:
-    """Makes spans of placements, as they come."""
+    """Builder of spans from successive placements."""
 
     def __init__(self, jobs: Sequence[Job], time_scale: float) -> None:
         self._jobs = jobs
@@ -137,7 +137,7 @@ class _Spans:
         self._now: dict[int, Placement] = {}
 
     def take(self, new: Placement) -> None:
-        """Apply the changes of a decision: earlier spans of the job end."""
+        """Apply a changed placement of a job: its earlier spans end."""
         now = self._now.get(new.row)
         if now is not None:
             self._close(now, new.time_s)
@@ -160,7 +160,7 @@ class _Spans:
                 ]
 
     def finish(self, run: SimulatedRun) -> list[Span]:
-        """Return all spans: each job's last ones go on until its end."""
+        """Return all spans; the last spans of each job end with the job."""
         for now in list(self._now.values()):
             self._close(now, float(run.end_s[now.row]))
         return self._spans
@@ -169,14 +169,14 @@ class _Spans:
 def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpeeds | None = None) -> Simulation:
     """Simulate the jobs of a run directory on as many nodes under its policy.
 
-    `speeds` are those of the nodes, if they changed; they count under policies that `can_pace`.
+    `speeds` are the node speeds, None for constant ones; they are used under policies that `can_pace`.
 
-    `overheads` default to the mean penalty that the run measured, in trace seconds, for every resume and migration;
-    to none if it measured none. Those of a file are wall seconds of the lab, and taken times the run's time scale;
-    those of other models are trace seconds already. What a model says of tasks that move at once on a node holds for
-    all of the cluster where its nodes are on one machine, as then they share its cores and its disk. Jobs run as long
-    as on dedicated nodes (jobs.csv), and batch policies get the estimates that the run's policy got. Raises `UserError`
-    when a file of the run is missing or broken, and where `simulate_schedule` does.
+    `overheads` default to the run's measured mean penalty, in trace seconds, for every resume and migration, or to none
+    if the run measured none. Overheads of a file are wall seconds of the lab, and are multiplied by the run's time
+    scale; those of other models are trace seconds already. If all nodes are on one machine, the number of tasks that
+    move at once is counted over the whole cluster instead of per node, because the nodes share cores and disk. Run
+    times are those on dedicated nodes (jobs.csv), and batch policies get the estimates that the run's policy got.
+    Raises `UserError` if a file of the run is missing or broken, and as `simulate_schedule` does.
     """
     manifest: Mapping[str, Any] = read_json(run / "manifest.json")
     try:
@@ -215,7 +215,7 @@ def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpee
 
 
 def _needs_model(scenario: Mapping[str, Any], time_scale: float) -> NeedsModel:
-    """Return how needs change over the work of the scenario's programs, and how nodes find them."""
+    """Return the model of CPU needs: their profile over the work of the scenario's programs, and the nodes' window."""
     profile = parts_of(scenario.get("programs", {}).get("profile") or WHOLE)
     return NeedsModel(
         tuple((begins / WHOLE_PARTS, part / WHOLE_PARTS) for begins, part in profile),
@@ -224,7 +224,7 @@ def _needs_model(scenario: Mapping[str, Any], time_scale: float) -> NeedsModel:
 
 
 def _of_trace(told: TraceJob | None) -> dict[str, Any]:
-    """Return what the journal says of a job and jobs.csv does not."""
+    """Return the properties of a job that the journal has and jobs.csv lacks."""
     if told is None:
         return {}
     return {"urgent": told.urgent, "weight": told.weight, "least_yield_frac": told.least_yield_frac,
@@ -232,7 +232,7 @@ def _of_trace(told: TraceJob | None) -> dict[str, Any]:
 
 
 def _sharing(scenario: Mapping[str, Any], time_scale: float) -> SharingModel:
-    """Return what jobs that compete by shares do, and the exchange's periods in trace seconds."""
+    """Return the model of jobs that compete by shares, with the periods of their exchange in trace seconds."""
     programs, shares = scenario.get("programs", {}), scenario.get("shares", {})
     plain = SharingModel()
     return SharingModel(
@@ -243,7 +243,7 @@ def _sharing(scenario: Mapping[str, Any], time_scale: float) -> SharingModel:
 
 
 def _on_one_machine(nodes: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether all agents have one address."""
+    """Return whether all agents have the same address."""
     addresses = {facts.get("address") for facts in nodes.values()}
     return len(addresses) == 1 and None not in addresses
 
@@ -253,7 +253,7 @@ def _estimates(view: View) -> dict[int, float]:
 
 
 def read_jobs(path: Path, estimates: Mapping[int, float], traced: Mapping[int, TraceJob]) -> list[Job]:
-    """Read the jobs of a run's jobs.csv, in order of submission; raise `UserError` where that is impossible."""
+    """Read the jobs of a run's jobs.csv, in order of submission. Raises `UserError`."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             jobs = [

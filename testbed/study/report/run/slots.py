@@ -1,6 +1,6 @@
-"""The slots of nodes under XGE over time, and how often nodes and serial jobs changed; from the spans of a schedule.
+"""The slots of nodes under XGE over time, and counts of their changes, from the spans of a schedule.
 
-A schedule that was measured and one that was simulated are read alike. Times are wall seconds since the replay began.
+Measured and simulated schedules are processed alike. Times are wall seconds since the replay began.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HAIR_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A time in which one slot of a node was active, [begin_s, end_s)."""
+    """An interval [begin_s, end_s) in which one slot of a node was active."""
 
     node: int
     slot: str
@@ -38,11 +38,12 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How often a node changed.
+    """Counts of a node's changes.
 
-    * `lent`: it began to run serial jobs in the parallel partition; `taken_back` of these times a parallel job ended.
-    * `taken`: it began to run parallel jobs in the serial partition.
-    * `suspended`, `resumed`: serial jobs that were saved there, or restored there.
+    * `lent`: times that it began to run serial jobs in the parallel partition.
+    * `taken_back`: lendings that a parallel job ended.
+    * `taken`: times that it began to run parallel jobs in the serial partition.
+    * `suspended`, `resumed`: serial jobs that were saved, or restored, on it.
     """
 
     lent: int = 0
@@ -52,14 +53,14 @@ class Counts:
     resumed: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        """Return the sums."""
+        """Return the sums of all counts."""
         mine, others = asdict(self), asdict(other)
         return Counts(**{name: mine[name] + others[name] for name in mine})
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSlots:
-    """The slots of one node over a run: `bands` without gaps, and how often it changed."""
+    """The slots of one node over a run: `bands` without gaps, and the counts of its changes."""
 
     node: int
     home: str
@@ -68,7 +69,7 @@ class NodeSlots:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Wall seconds per slot, of all of `SLOTS`."""
+        """Wall seconds for which each of `SLOTS` was active."""
         found = dict.fromkeys(SLOTS, 0.0)
         for band in self.bands:
             found[band.slot] += band.end_s - band.begin_s
@@ -85,11 +86,11 @@ class Slots:
 
     @property
     def total(self) -> Counts:
-        """Counts of all nodes together."""
+        """The sums of the counts over all nodes."""
         return sum((node.counts for node in self.nodes), Counts())
 
     def as_json(self) -> dict[str, object]:
-        """Return counts and wall seconds per slot, of each node by name, and the counts of all nodes."""
+        """Return counts and wall seconds per slot for each node by name, and the total counts, as data for JSON."""
         nodes = {
             self.schedule.node_name(node.node): {
                 "partition": node.home, **asdict(node.counts),
@@ -101,7 +102,7 @@ class Slots:
 
 
 def slots_of(schedule: Schedule) -> Slots | None:
-    """Return the slots of every node of a schedule, None for one that is not under XGE, or has no length."""
+    """Return the slots of all nodes of a schedule, None if its policy is not XGE or it has no length."""
     partitions = partitions_of(schedule.policy, schedule.nodes)
     if partitions is None or not schedule.spans or schedule.end_s <= 0.0:
         return None
@@ -132,7 +133,7 @@ def _parallel_jobs(schedule: Schedule) -> frozenset[int]:
 def _bands(
     node: int, spans: Sequence[Span], parallel_jobs: frozenset[int], partitions: Partitions, until_s: float
 ) -> Iterable[Band]:
-    """Yield the bands of a node from 0 to `until_s`: a new one with each change of the slot."""
+    """Yield the bands of a node from 0 to `until_s`; a new band begins with each change of the slot."""
     changes: dict[float, Counter[tuple[bool, bool]]] = {0.0: Counter(), until_s: Counter()}
     for span in spans:
         kind = span.job in parallel_jobs, span.kind in RUNS
@@ -153,9 +154,9 @@ def _bands(
 def _moves(
     spans: Sequence[Span], parallel_jobs: frozenset[int]
 ) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """Return node and second of every suspension of a serial job, and of every resumption.
+    """Return (node, wall second) of all suspensions of serial jobs, and of all resumptions.
 
-    A job that is started a second time, because its node was lost, is neither suspended nor resumed.
+    A job that is started a second time because its node was lost is neither suspended nor resumed.
     """
     suspended, resumed = [], []
     own = sorted(
@@ -175,14 +176,14 @@ def _moves(
 
 
 def _leaves(span: Span, after: Span | None) -> bool:
-    """Whether a task leaves the memory of its node at the end of a span; `after` is its next one in memory."""
+    """Return whether a task leaves its node's memory at the end of a span; `after` is its next span in memory."""
     if after is None or after.node != span.node or after.begin_s - end_of(span) > _HAIR_S:
         return True
-    return span.kind == SAVE and after.kind == RESTORE  # a save that failed goes on as it was
+    return span.kind == SAVE and after.kind == RESTORE  # after a failed save the task continues in memory
 
 
 def _periods(bands: Iterable[Band]) -> list[Band]:
-    """Return the bands of active slots, joined over changes in between that lead back to the same slot."""
+    """Return the bands of active slots, joined over changes that lead back to the same slot."""
     found: list[Band] = []
     was_idle = True
     for band in bands:
@@ -204,7 +205,7 @@ def _begun(bands: Iterable[Band], slot: str) -> int:
 
 
 def _taken_back(bands: Sequence[Band], saves_s: Sequence[float]) -> int:
-    """Return how often a node was lent until serial jobs were suspended there and a parallel one came."""
+    """Return the number of lendings that ended with suspended serial jobs and a parallel job on the node."""
     found = 0
     for period, after in pairwise(_periods(bands)):
         if period.slot == LENT and after.slot in PARALLEL_JOBS:

@@ -1,6 +1,6 @@
-"""When every task of a run was where, at which yield: spans, made of the states of its jobs.
+"""Builder of a run's schedule: spans of tasks on nodes, from the states of jobs in the history of the run.
 
-`testbed.study.report.run.schedule` says what the kinds of spans mean.
+`testbed.study.report.run.schedule` explains the kinds of spans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GIVEN_UP: Final = {course.during: course.before for course in COURSES.values()}
 
 
 def doings(job: JobHistory) -> Iterator[tuple[int, int, str, float]]:
-    """Yield what each task does now: task, node, kind of its span, yield; nothing for those that do nothing."""
+    """Yield the present activity of each active task: task, node, kind of its span, yield."""
     phase = job.phase if job.flight is not None else _GIVEN_UP.get(job.phase, job.phase)
     if job.ended or job.withdrawn or phase is Phase.WAITING:
         return
@@ -59,11 +59,11 @@ def _doing(job: JobHistory, phase: Phase, task: int, node: int) -> tuple[int, st
 
 
 class Timeline:
-    """Spans and jobs of a run: a listener of its history; each event costs what it changes.
+    """Spans and jobs of a run, as a listener of its history; the cost of an event is proportional to its changes.
 
-    `closed` are the spans that are over, `now_s` is the time of the last event, `ended` says that no more will come.
-    An event that goes back in time counts as one of now. Trace second 0 is wall second 0. Wall time is that in which
-    trace time goes on: pauses of the operator and times without a controller have no length.
+    `closed` are the closed spans, `now_s` is the time of the last event, and `ended` is whether the replay has ended.
+    An event that goes back in time is taken as one at `now_s`. Trace second 0 is wall second 0. Wall time excludes
+    standstills of trace time: pauses of the operator and times without a controller have no length.
     """
 
     def __init__(self, time_scale: float = 1.0, node_names: Sequence[str] = (), policy: str = "") -> None:
@@ -81,28 +81,28 @@ class Timeline:
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Timeline:
-        """Return the empty timeline of a run: names of its nodes, time scale and policy from manifest.json."""
+        """Return the empty timeline of a run, with node names, time scale and policy from manifest.json."""
         policy = str(manifest.get("policy", ""))
         return cls(float(manifest["clocks"]["time_scale"]), tuple(manifest["nodes"]), policy)
 
     @property
     def open(self) -> list[Span]:
-        """Return the spans that last now, at most one per task."""
+        """Return the open spans, at most one per task."""
         return list(self._open.values())
 
     @property
     def spans(self) -> list[Span]:
-        """Return all spans, those that are over first; the end of one that lasts is None."""
+        """Return all spans, closed ones first; the end of an open span is None."""
         return [*self.closed, *self._open.values()]
 
     def until_now(self) -> list[Span]:
-        """Return all spans, those that last closed at the time of the last entry; without those of no length."""
+        """Return all spans, with open ones closed at the time of the last event, and without spans of no length."""
         lasting = (replace(span, end_s=self.now_s) for span in self._open.values() if span.begin_s < self.now_s)
         return [*self.closed, *lasting]
 
     @property
     def jobs(self) -> dict[int, JobFacts]:
-        """Return the known data of the jobs that were submitted."""
+        """Return the known data of the submitted jobs."""
         return {job.job: self._facts(job) for job in self._jobs.values() if job.phase is not Phase.COMING}
 
     def schedule(self, name: str = "measured") -> Schedule:
@@ -113,12 +113,12 @@ class Timeline:
         )  # fmt: skip
 
     def take(self, event: events.Known, history: History) -> None:
-        """Apply an event and the state after it; events before the replay begins change nothing."""
+        """Process an event and the state after it; events before the replay are ignored."""
         if isinstance(event, events.Replay):
             self._end()
             self.ended, self._jobs, self._standstill = False, history.jobs, history.standstill
             begin_s = event.t_s - event.trace_s / self.time_scale
-            # a second replay in one journal goes on where the first one ended
+            # a second replay in one journal continues at the end of the first one
             self._zero_t_s = begin_s if self._zero_t_s is None else min(begin_s, event.t_s - self.now_s)
         if self._zero_t_s is None:
             return
@@ -148,7 +148,7 @@ class Timeline:
         return max(0.0, self._standstill.clock_s(t_s) - self._zero_t_s)
 
     def _follow(self, job: JobHistory) -> None:
-        """Close the spans of what the tasks of a job do not do any more, and open those of what they do now."""
+        """Close the spans of a job's tasks whose activity has ended, and open spans for their present activity."""
         now = {task: (node, kind, yield_frac) for task, node, kind, yield_frac in doings(job)}
         for task in range(job.tasks):
             span, doing = self._open.get((job.job, task)), now.get(task)

@@ -1,4 +1,4 @@
-// Colours: cividis for yields, Okabe-Ito for jobs, and a hatching for each kind of span in which nothing progresses.
+// Colours: cividis for yields, Okabe-Ito for jobs, and a hatch for each kind of span that has no progress or moves live.
 
 const CIVIDIS = ("#00224e,#002b62,#083370,#243c6e,#35456c,#434e6c,#4f576c,#5b606e,#666970,#727274,#7d7c78,#888578," +
   "#948e77,#a19975,#aea371,#bcae6c,#c8b866,#d6c35d,#e5cf52,#f3db42,#fee838").split(",").map((hex) =>
@@ -24,7 +24,7 @@ function mix(share) {
 
 const RAMP = Array.from({ length: SHADES }, (_, index) => mix(index / (SHADES - 1)));
 export const YIELDS = RAMP.map((parts) => `rgb(${parts.join(" ")})`);
-/** Text on a shade: white on the dark half, black on the light one. */
+/** Text colours on the shades: white on dark ones, black on light ones. */
 export const ON_YIELDS = RAMP.map(([red, green, blue]) => (0.3 * red + 0.59 * green + 0.11 * blue < 115 ? "#fff" : "#000"));
 
 export const shade = (yieldFrac) => Math.round(Math.min(1, Math.max(0, yieldFrac)) * (SHADES - 1));
@@ -32,14 +32,14 @@ export const shade = (yieldFrac) => Math.round(Math.min(1, Math.max(0, yieldFrac
 export const jobColour = (job) => JOBS[job % JOBS.length];
 export const onJobColour = (job) => (JOBS[job % JOBS.length] === "#0072b2" ? "#fff" : "#000");
 
-/** Colours of the page as they are now, light or dark. */
+/** Return the present colours of the page, light or dark. */
 export function theme() {
   const style = getComputedStyle(document.documentElement);
   const names = ["text", "muted", "plot", "plot-line", "span-edge", "hatch", "hatch-back", "line", "card", "focus"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
-/** The pattern of a kind of span, sharp on a screen of any density. */
+/** Return the hatch pattern of a kind of span, in the pixel ratio of the screen. */
 export function hatch(context, kind, colours, ratio) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = Math.max(1, Math.round(6 * ratio));

@@ -1,8 +1,8 @@
-// Text of numbers, and elements made of text: names that come from a run never become markup.
+// Formatting of numbers, and elements from text: names from a run never become markup.
 
 const pad = (value) => String(value).padStart(2, "0");
 
-/** Seconds as 1:02:03, with days before it. */
+/** Return seconds as 1:02:03, after days if there are any. */
 export function clock(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   const sign = seconds < 0 ? "−" : "";
@@ -12,7 +12,7 @@ export function clock(seconds) {
   return sign + (days ? `${days} d ` : "") + text;
 }
 
-/** A length of time, with as many digits as it is worth. */
+/** Return a duration as text, with fewer digits for longer ones. */
 export function length(seconds) {
   if (seconds >= 3600) return `${clock(seconds)} h`;
   if (seconds >= 100) return `${Math.round(seconds)} s`;
@@ -24,21 +24,21 @@ export const cores = (value) => (value === null ? "–" : value.toFixed(2));
 /** Shares are often less than a hundredth of a core. */
 export const shareCores = (value) => (value === null ? "–" : value.toFixed(3));
 
-/** Part of a memory as [part, " / total unit"], in GiB when it is large. */
+/** Return an amount of memory as [part, " / total unit"], in GiB if the total is large. */
 export function memory(partMib, totalMib) {
   const large = totalMib >= 10240;
   const text = (value) => (large ? (value / 1024).toFixed(1) : String(Math.round(value)));
   return [text(partMib ?? 0), ` / ${text(totalMib)} ${large ? "GiB" : "MiB"}`];
 }
 
-/** Make an element of a tag, properties and children; strings become text. */
+/** Return an element with a tag, properties and children; strings become text. */
 export function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
   return element;
 }
 
-/** Set text only where it differs: the browser then does no work for what stays. */
+/** Set a text only if it differs, so that the browser does no work for unchanged elements. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

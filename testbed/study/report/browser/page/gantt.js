@@ -1,4 +1,4 @@
-// The Gantt chart: a canvas that draws what is in sight, and only when a pixel of it would change.
+// The Gantt chart: a canvas that draws only visible spans, and only when a pixel would change.
 
 import { HATCHED, ON_YIELDS, SHADES, YIELDS, hatch, shade, theme } from "./colours.js";
 import { clock, length, make } from "./format.js";
@@ -8,19 +8,19 @@ const AXIS_PX = 26, GAP_PX = 3, MOST_PX = 460;
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 const WINDOWS = [["1 min", 60], ["5 min", 300], ["30 min", 1800], ["All", null]];
 const WORDS = {
-  run: "runs", start: "is started", save: "is saved", wait: "waits to go on", transfer: "its image is copied",
+  run: "runs", start: "is started", save: "is saved", wait: "waits for its restore", transfer: "is transferred",
   restore: "is restored", live: "migrates live",
 };
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 
 export class Gantt {
   constructor(now, tell) {
-    this.now = now;  // wall seconds since the replay began, at this moment
-    this.tell = tell;  // show details at a place
+    this.now = now;  // function: present wall seconds since the replay began
+    this.tell = tell;  // function: show details at a position
     this.spans = new Spans(1000);
     this.head = null;
     this.span_s = null;
-    this.end_s = null;  // null: follows the clock
+    this.end_s = null;  // null: the chart follows the clock
     this.chosen = null;
     this.dirty = true;
     this.drawn = { t0: 0, t1: 1, now: -1 };
@@ -41,7 +41,7 @@ export class Gantt {
     this.retheme();
   }
 
-  /** Begin with a whole page. */
+  /** Start again with a whole page. */
   reset(head, kept) {
     this.head = head;
     this.spans = new Spans(kept);
@@ -61,7 +61,7 @@ export class Gantt {
     this.#legend();
   }
 
-  /** Fit rows to the nodes: few are tall, many are low and scroll. */
+  /** Fit the row height to the number of nodes: few rows are tall, many rows are low and scroll. */
   layout() {
     const nodes = this.head?.names.length ?? 0;
     const lanes = this.spans.nodes.reduce((most, node) => Math.max(most, node.owners.length), 1);
@@ -84,7 +84,7 @@ export class Gantt {
     this.dirty = true;
   }
 
-  /** The time shown: from, to, in wall seconds. */
+  /** Return the visible time range in wall seconds: [from, to]. */
   range() {
     const now = this.now();
     const end = this.end_s ?? Math.max(now, 0);
@@ -94,7 +94,7 @@ export class Gantt {
     return [begin, begin + this.span_s];
   }
 
-  /** Called at every frame; draws if something would look different. */
+  /** Called at every frame: draw if something would look different. */
   frame() {
     const [t0, t1] = this.range();
     const now = this.now();
@@ -181,7 +181,7 @@ export class Gantt {
     return `${name.slice(0, end)}…`;
   }
 
-  /** Where a lane of a node is: top and height. */
+  /** Return the position of a lane of a node: [top, height]. */
   #place(index, lane, top) {
     const count = this.#laneCount(index);
     const high = (this.row - GAP_PX - 1) / count;
@@ -203,7 +203,7 @@ export class Gantt {
       const right = this.gutter + (Math.min(end, t1) - t0) * scale;
       const kind = kinds[rowOfSpan[KIND]];
       const lane = rowOfSpan[LANE];
-      if (right - reached[lane] < 0.5 && kind === "run") return;  // within a pixel that is drawn
+      if (right - reached[lane] < 0.5 && kind === "run") return;  // within a pixel that is drawn already
       reached[lane] = right;
       const [y, high] = this.#place(index, lane, top);
       const wide = Math.max(kind === "run" ? 1 : 2, right - x - (right - x > 3 ? 0.75 : 0));
@@ -262,7 +262,7 @@ export class Gantt {
     pen.strokeRect(x - 1, y - 1, Math.max(3, right - x + 2), high + 2);
   }
 
-  /** The span at a place of the view, or null. */
+  /** Return the span at a position of the view, or null. */
   at(x, y) {
     const { t0, t1 } = this.drawn;
     const index = Math.floor((y - AXIS_PX + this.scroll.scrollTop) / this.row);
@@ -279,7 +279,7 @@ export class Gantt {
     return null;
   }
 
-  /** What is known of a span, a title and lines. */
+  /** Return the description of a span: a title and lines. */
   words(span) {
     const kind = this.head.kinds[span[KIND]];
     const end = span[END] ?? this.now();
@@ -314,7 +314,7 @@ export class Gantt {
     event.preventDefault();
   }
 
-  /** Go to the next span of the node, or to the node above or below at the same time. */
+  /** Move the selection to the next span of the node, or to the node above or below at the same time. */
   #step(along, across) {
     const names = this.head.names.length;
     const from = this.chosen;

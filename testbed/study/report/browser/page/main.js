@@ -1,4 +1,4 @@
-// The page: takes the stream, keeps the clock, and draws at most once a frame.
+// The page: it processes the stream, runs the clock, and draws at most once per frame.
 
 import { clock, make, setText } from "./format.js";
 import { Gantt } from "./gantt.js";
@@ -9,14 +9,14 @@ import { listen } from "./stream.js";
 const SILENT_MS = 15000;
 const get = (id) => document.getElementById(id);
 const STATE_WORDS = {
-  running: "Running", finished: "Finished", aborted: "Aborted", preparing: "Preparing", "no run yet": "No run yet", paused: "Paused", resuming: "Resuming", recovering: "Recovering", stopping: "Stopping", silent: "No news",
+  running: "Running", finished: "Finished", aborted: "Aborted", preparing: "Preparing", "no run yet": "No run yet", paused: "Paused", resuming: "Resuming", recovering: "Recovering", stopping: "Stopping", silent: "No new data",
 };
 let head = null, now_s = 0, skew_ms = 0, news_ms = 0, eta = null, ticked = 0, shutOut = false, linked = true;
 
 const serverNow = () => Date.now() + skew_ms;
 const silent = () => head?.state === "running" && serverNow() - news_ms > SILENT_MS;
 
-/** Wall seconds since the replay began; goes on by itself between messages while the run does. */
+/** Return the wall seconds since the replay began; they advance between messages while the run goes on. */
 function now() {
   if (head?.state !== "running" || head.zero_unix_ms === null || silent() || !linked) return now_s;
   return Math.max(now_s, (serverNow() - head.zero_unix_ms) / 1000);
@@ -40,7 +40,7 @@ const actions = new Actions(now);
 
 function showHead() {
   setText(get("scenario"), head.scenario || (head.run ? head.run : "Waiting for a run"));
-  setText(get("policy"), head.policy ? `${head.policy}  ·  ${head.run}` : "The page begins by itself when a run does.");
+  setText(get("policy"), head.policy ? `${head.policy}  ·  ${head.run}` : "This page shows the next run as soon as it begins.");
   document.title = head.scenario ? `${STATE_WORDS[head.state] ?? head.state}: ${head.scenario}` : "testbed";
 }
 
@@ -81,7 +81,7 @@ function take(kind, data) {
 function showLink(link) {
   shutOut = link === "shut out" || (shutOut && link === "lost");
   linked = link === "live";
-  setText(get("link"), linked ? "" : shutOut ? "the address has changed: open the one that testbed dashboard printed" : "reconnecting…");
+  setText(get("link"), linked ? "" : shutOut ? "the token has changed: open the address that testbed dashboard printed" : "reconnecting…");
 }
 
 function tick() {

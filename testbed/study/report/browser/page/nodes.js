@@ -1,5 +1,5 @@
-// A bar for each node: caps requested, or shares of guests that compete by them, stacked by guest, and within each what
-// was achieved. Only rows in sight change.
+// One bar per node: requested caps, or shares of guests that compete by shares, stacked by guest, with the achieved CPU
+// use inside each. Only visible rows are updated.
 
 import { jobColour, onJobColour } from "./colours.js";
 import { cores, make, memory, setText, shareCores } from "./format.js";
@@ -35,7 +35,7 @@ export class Nodes {
     for (const row of this.rows) this.watch.observe(row.item);
   }
 
-  /** Takes the head of the page; guests may compete by shares from their first sample on. */
+  /** Process the head of the page; it says whether guests compete by shares, which their first sample shows. */
   name(head) {
     this.head = head;
     setText(document.getElementById("key-cap"), head.shares ? "share of the node, by job" : "CPU cap requested, by job");
@@ -49,7 +49,7 @@ export class Nodes {
     }
   }
 
-  /** Called at every frame: rows in sight whose values changed. */
+  /** Called at every frame: draw visible rows whose values changed. */
   frame() {
     if (!this.due.size) return;
     for (const index of this.due) {
@@ -60,7 +60,7 @@ export class Nodes {
     }
   }
 
-  /** Called now and then: sums over all nodes. */
+  /** Called several times per second: show sums over all nodes. */
   total() {
     const known = this.values.filter(Boolean);
     const sum = (of) => known.reduce((total, value) => total + of(value), 0);
@@ -127,7 +127,7 @@ export class Nodes {
 
   #words(index) {
     const value = this.values[index];
-    if (!value) return [this.head.names[index], "nothing is known yet"];
+    if (!value) return [this.head.names[index], "no data yet"];
     const busy = (verb) => (verb && verb !== "cap" ? `, ${verb}` : "");
     return [
       `${this.head.names[index]}${value.online ? (value.drained ? " (drained)" : "") : " (lost)"}`,

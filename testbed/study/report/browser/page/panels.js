@@ -1,4 +1,4 @@
-// Queue, operations under way, reschedulings, last events.
+// The panels of the queue, operations in progress, reschedulings and last events.
 
 import { clock, length, make, setText } from "./format.js";
 

@@ -1,4 +1,4 @@
-// Spans by node, each in a lane so that none hides another. A row is [job, task, node, begin s, end s or null, kind, yield].
+// Spans by node, in lanes so that they do not overlap. A row is [job, task, node, begin s, end s or null, kind, yield].
 
 export const JOB = 0, TASK = 1, NODE = 2, BEGIN = 3, END = 4, KIND = 5, YIELD = 6, LANE = 7;
 const key = (row) => `${row[JOB]}/${row[TASK]}`;
@@ -7,10 +7,10 @@ class NodeSpans {
   constructor() {
     this.closed = [];  // in order of their ends
     this.open = new Map();
-    this.owners = [];  // of each lane: the task in it, and when it left
+    this.owners = [];  // for each lane: its latest task, and the time at which that task left
   }
 
-  /** The lane of a task: its own if it has one still, else the first free one. */
+  /** Return the lane of a task: its present lane if it has one, else the first free lane. */
   lane(row) {
     const name = key(row);
     let found = this.owners.findIndex((owner) => owner.name === name);
@@ -28,7 +28,7 @@ export class Spans {
     this.nodes = [];
     this.where = new Map();  // task with an open span -> its node
     this.count = 0;
-    this.first = 0;  // nothing is known of what was before
+    this.first = 0;  // earlier spans were dropped
   }
 
   node(index) {
@@ -36,7 +36,7 @@ export class Spans {
     return this.nodes[index];
   }
 
-  /** Take rows that closed, rows that are open now and tasks without an open row. */
+  /** Process closed rows, open rows, and tasks without an open row. */
   take(closed = [], open = [], gone = []) {
     for (const row of closed) this.leave(key(row));
     for (const [job, task] of gone) this.leave(`${job}/${task}`);
@@ -64,7 +64,7 @@ export class Spans {
     if (owner && owner.left === Infinity) owner.left = row[BEGIN];
   }
 
-  /** Drop the oldest, so that a run of days takes no more memory than one of minutes. */
+  /** Drop the oldest rows, so that memory does not grow with the length of the run. */
   forget() {
     const ends = this.nodes.flatMap((node) => node.closed.map((row) => row[END])).sort((a, b) => a - b);
     this.first = ends[this.count - this.kept];
@@ -75,7 +75,7 @@ export class Spans {
     }
   }
 
-  /** Index of the first closed row of a node that ends after a time. */
+  /** Return the index of the first closed row that ends after a time. */
   static from(closed, time) {
     let low = 0, high = closed.length;
     while (low < high) {

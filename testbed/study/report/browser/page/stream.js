@@ -1,9 +1,9 @@
-// The stream of updates, which comes back by itself.
+// The stream of updates, which reconnects automatically.
 
 const SILENCE_MS = 12000;
 const AGAIN_MS = 1000;
 
-/** Call `on(kind, data)` for each message, and `onLink("live" | "lost" | "shut out")` when that changes. */
+/** Call `on(kind, data)` for each message, and `onLink("live" | "lost" | "shut out")` for each state of the connection. */
 export function listen(on, onLink) {
   let source = null, heard = performance.now(), again = 0;
 
@@ -24,7 +24,7 @@ export function listen(on, onLink) {
 
   async function lost() {
     onLink("lost");
-    if (source.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
+    if (source.readyState !== EventSource.CLOSED) return;  // the browser reconnects by itself
     clearTimeout(again);
     again = setTimeout(open, AGAIN_MS);
     const answer = await fetch("/style.css", { cache: "no-store" }).catch(() => null);
