@@ -48,8 +48,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def check() -> None:
     """Check the hypervisors of a lab with the packaged checks, or with the given CHECKS (files or folders).
 
-    SCENARIO is a scenario file, or the name of a packaged scenario, of which only the lab is used. A lab in a box must be
-    up.
+    SCENARIO is a scenario file, or the name of a packaged scenario, of which only the lab is used. A lab in a box must
+    be up.
 
     A figure that is worse than its reference fails a check only if the confidence interval of its median is worse too,
     in this run and in a second run; else it is reported as UNCONFIRMED. On a machine without references the figures are

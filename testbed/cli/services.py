@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from testbed.cli.deferred import deferred
 
 _NAMES = click.argument("names", nargs=-1, metavar="[broker|influxdb|grafana]…")
+_PORTS = click.option(
+    "--port", "ports", multiple=True, metavar="NAME=PORT",
+    help="Port of a service, if not the default; may be repeated.",
+)  # fmt: skip
+_IMAGES = click.option(
+    "--image", "images", multiple=True, metavar="NAME=IMAGE",
+    help="Container image of a service, if not the default; may be repeated.",
+)  # fmt: skip
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
@@ -25,20 +35,8 @@ def services() -> None:
 
 @services.command()
 @_NAMES
-@click.option(
-    "--port",
-    "ports",
-    multiple=True,
-    metavar="NAME=PORT",
-    help="Port of a service, if not the default; may be repeated.",
-)
-@click.option(
-    "--image",
-    "images",
-    multiple=True,
-    metavar="NAME=IMAGE",
-    help="Container image of a service, if not the default; may be repeated.",
-)
+@_PORTS
+@_IMAGES
 @_JSON
 @deferred
 def up() -> None:
@@ -60,6 +58,22 @@ def down() -> None:
 @deferred
 def status() -> None:
     """Show the state of services. Exit code 1: a service does not run or is not healthy."""
+
+
+@services.command(
+    epilog="\b\nExample:\n  testbed services compose services && docker compose -f services/compose.yaml up -d",
+)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@_NAMES
+@_PORTS
+@_IMAGES
+@deferred
+def compose() -> None:
+    """Write the definitions of all or the named services to FOLDER, for Docker Compose or Podman Compose.
+
+    FOLDER gets compose.yaml, the files that it refers to, and testbed.env with the addresses for other commands. The
+    passwords are those of `testbed services up`. Use one of the two ways, because both use the same ports.
+    """
 
 
 @services.command()

@@ -150,6 +150,35 @@ def test_a_broker_comes_up_lets_in_by_password_and_keeps_what_it_was_told(servic
     services.run("status", code=1)
 
 
+def composing() -> list[str]:
+    """Return the words that begin a command of Docker Compose; none if it is not installed."""
+    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    if plugin.returncode == 0:
+        return ["docker", "compose"]
+    return [found] if (found := shutil.which("docker-compose")) else []
+
+
+@pytest.mark.skipif(
+    not composing(), reason="no Docker Compose is installed (docker-compose: scripts/debian-packages test)"
+)
+def test_compose_starts_the_broker_of_the_same_description(services: Services, tmp_path: Path) -> None:
+    folder = tmp_path / "services"
+    services.run("compose", str(folder), "broker", f"--image=broker={IMAGE}", "--port=broker=1885")
+    compose = [*composing(), "-f", str(folder / "compose.yaml")]
+    before = services.environment
+    try:
+        done = services.command(*compose, "up", "-d")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (line,) = (folder / "testbed.env").read_text().splitlines()
+        address = line.removeprefix("export TESTBED_BROKER=")
+        assert "@127.0.0.1:1885" in address
+        services.environment = {**before, "TESTBED_BROKER": address.strip("'")}
+        assert services.command(sys.executable, "-c", TALKS, "publish").returncode == 0
+    finally:
+        services.environment = before
+        assert services.command(*compose, "down", "--volumes").returncode == 0
+
+
 def test_a_port_that_is_taken_is_told_and_nothing_is_left(services: Services) -> None:
     holder = subprocess.Popen(
         [*services.at.inside, sys.executable, "-c",

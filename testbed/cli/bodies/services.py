@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from testbed.errors import UserError, nearest
+from testbed.host.whole_files import write_whole
 from testbed.lab.services import catalogue, containers
 from testbed.lab.services.catalogue import NAMES
+from testbed.lab.services.compose import write_compose
 from testbed.lab.services.containers import ServiceStatus
-from testbed.lab.services.keys import keys_file, load_keys, make_keys
+from testbed.lab.services.keys import Keys, keys_file, load_keys, make_keys
 from testbed.lab.services.readers import read_token
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG
 
 
 def up(*, names: tuple[str, ...], ports: tuple[str, ...], images: tuple[str, ...], as_json: bool) -> int:
-    chosen = _chosen(names)
-    told = {name: _port(name, text) for name, text in _pairs("--port", ports).items()}
+    chosen, own = _chosen(names), _own(images, ports)
     keys = make_keys()
-    own = {**catalogue.IMAGES, **_pairs("--image", images)}, {**catalogue.PORTS, **told}
     known = catalogue.services(keys, *own)
 
     def say(line: str) -> None:
@@ -57,21 +59,52 @@ def status(*, names: tuple[str, ...], as_json: bool) -> int:
     return 0 if all(each.well for each in found) else 1
 
 
+def compose(*, folder: Path, names: tuple[str, ...], ports: tuple[str, ...], images: tuple[str, ...]) -> int:
+    chosen, own = _chosen(names), _own(images, ports)
+    keys = make_keys()
+    known = catalogue.services(keys, *own)
+    variables = _variables(keys, {name: f"127.0.0.1:{known[name].port}" for name in chosen})
+    try:
+        path = write_compose({name: known[name] for name in chosen}, folder)
+        write_whole(folder / "testbed.env", _exports(variables).encode(), mode=0o600)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {error.strerror}: expected a folder that this user may create and write to"
+        ) from None
+    click.echo(f"{path}: written; for commands: . {folder / 'testbed.env'}")
+    return 0
+
+
+def _own(images: tuple[str, ...], ports: tuple[str, ...]) -> tuple[dict[str, str], dict[str, int]]:
+    """Return image and port of each service: the given ones, or the defaults."""
+    given = {name: _port(name, text) for name, text in _pairs("--port", ports).items()}
+    return {**catalogue.IMAGES, **_pairs("--image", images)}, {**catalogue.PORTS, **given}
+
+
+def _variables(keys: Keys, at: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that tell commands the addresses of services."""
+    found = {}
+    if "broker" in at:
+        found["TESTBED_BROKER"] = f"mqtt://{catalogue.USER}:{keys.broker_password}@{at['broker']}"
+    if "influxdb" in at:
+        found["INFLUXDB_V2_URL"] = f"http://{at['influxdb']}"
+        found["INFLUXDB_V2_TOKEN"] = keys.influx_token
+    return found
+
+
 def env() -> int:
     keys = load_keys()
     if keys is None:
         raise UserError("no services were ever up: testbed services up")
     with containers.engine() as client:
         at = {each.name: each.address for each in containers.status(client, catalogue.NAMES) if each.state == "running"}
-    told = {}
-    if "broker" in at:
-        told["TESTBED_BROKER"] = f"mqtt://{catalogue.USER}:{keys.broker_password}@{at['broker']}"
-    if "influxdb" in at:
-        told["INFLUXDB_V2_URL"] = f"http://{at['influxdb']}"
-        told["INFLUXDB_V2_TOKEN"] = keys.influx_token
-    for name, value in told.items():
-        click.echo(f"export {name}={shlex.quote(value)}")
-    return 0 if told else 1
+    found = _variables(keys, at)
+    click.echo(_exports(found), nl=False)
+    return 0 if found else 1
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
 def _reader(database: ServiceStatus, token: str) -> str:
