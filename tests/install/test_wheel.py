@@ -241,6 +241,9 @@ def execute(page: Path, kinds: tuple[str, ...], installed: Installed, folder: Pa
     begin = f"PATH={path}:$PATH\n" + (f"export HOME={shlex.quote(str(home))}\n" if home.exists() else "")
     script = script_of(page, kinds, FILLED if "machines" in kinds else None)
     done = shell(begin + script, folder, installed.venv, within_s)
+    if transcripts := os.environ.get("DFRS_PAGES_TRANSCRIPTS"):
+        Path(transcripts).mkdir(parents=True, exist_ok=True)
+        (Path(transcripts) / f"{page.stem}.txt").write_text(done.stdout)
     told = f"{page.name}: exit code {done.returncode}\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
     assert done.returncode == 0, told
     assert "Traceback" not in done.stdout + done.stderr, told

@@ -12,7 +12,8 @@ from testbed.study.checks.command import run_checks
 
 def check(
     *, scenario: Path, nodes: str, keyword: str, calibration: Path | None, references: Path | None,
-    update_references: bool, fresh_guests: int, junit: Path | None, list_only: bool, as_json: bool, checks: tuple[Path, ...],
+    update_references: bool, fresh_guests: int, junit: Path | None, list_only: bool, as_json: bool,
+    checks: tuple[Path, ...],
 ) -> int:  # fmt: skip
     if find_spec("pytest") is None:
         raise UserError("checks need pytest: pip install 'dfrs-testbed[check]'")
