@@ -70,20 +70,22 @@ def note_run() -> None:
 def diff_runs() -> None:
     """Show in which keys the manifests and summaries of two runs differ: scenario, code, versions, nodes, figures.
 
-    Exit code 0: no difference; 1: differences.
+    Names, tags and clocks of the runs are not compared. Exit code 0: no difference; 1: differences.
     """
 
 
 @runs.command("prune", epilog="\b\nExample:\n  testbed runs prune --keep 10 --older-than 30 --yes")
 @_FOLDER
-@click.option("--keep", type=click.IntRange(0), help="Newest runs of each scenario and policy to keep.")
+@click.option(
+    "--keep", type=click.IntRange(0), help="Number of newest runs that are done to keep of each scenario and policy."
+)
 @click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Only runs that are older.")
 @click.option("--failed", is_flag=True, help="Only failed runs.")
 @click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
 @_JSON
 @deferred
 def prune_runs() -> None:
-    """Remove runs. Runs with tags, and unfinished runs, stay in any case."""
+    """Remove runs. Runs with tags, unfinished runs, and runs with damaged files always stay."""
 
 
 @runs.command("trend", epilog="\b\nExample:\n  testbed runs trend --scenario quickstart --metric mean_stretch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,10 @@ def test_what_is_tagged_or_unfinished_or_among_the_newest_is_never_removed(
         assert run.state != UNFINISHED
         assert not run.tags
         assert not failed or run.state == FAILED
-        newer = [each for each in found if each.policy == run.policy and found.index(each) > found.index(run)]
-        assert keep is None or len(newer) >= keep
+        kind = FAILED if failed else DONE
+        newer = [each for each in found[found.index(run) + 1 :] if each.policy == run.policy and each.state == kind]
+        assert keep is None or run.state != kind or len(newer) >= keep
+        assert run.begun_unix_s is not None
         assert older is None or 50 - run.begun_unix_s / 86400 > older
 
 
@@ -204,3 +207,86 @@ def test_all_packages_are_named_and_segments_have_digests() -> None:
 
 def test_the_catalogue_of_nothing_is_empty(tmp_path: Path) -> None:
     assert read_catalogue(tmp_path) == []
+
+
+# --- what must never be removed, and damaged files
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from testbed.measure.run_lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+input()
+"""
+
+
+def prune(folder: Path, *words: str) -> set[str]:
+    return {Path(path).name for path in ask(folder, "prune", *words, "--yes")["runs"]}
+
+
+def test_a_symbolic_link_is_no_second_run(tmp_path: Path) -> None:
+    run_directory(tmp_path, "a", day=1)
+    run_directory(tmp_path, "b", day=2)
+    (tmp_path / "latest").symlink_to("b")
+    assert [each["run"] for each in ask(tmp_path, "list")] == ["a", "b"]
+    assert prune(tmp_path, "--keep", "1") == {"a"}
+    assert (tmp_path / "latest" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("notes.json", "{"),
+        ("notes.json", '{"tags": null}'),
+        ("summary.json", "[1]"),
+        ("manifest.json", '{"scenario": {"name": "mine"}, "clocks": {"anchor_unix_ns": null}}'),
+    ],
+)
+def test_a_damaged_run_is_listed_with_its_damage_and_stays(tmp_path: Path, name: str, text: str) -> None:
+    path = run_directory(tmp_path, "a", day=1)
+    run_directory(tmp_path, "b", day=1)
+    (path / name).write_text(text)
+    (damage,) = [each["damage"] for each in ask(tmp_path, "list") if each["run"] == "a"]
+    assert name in damage
+    assert prune(tmp_path, "--older-than", "30") == {"b"}
+    if name == "notes.json":
+        with pytest.raises(UserError, match=r"notes\.json: cannot be read"):
+            change(tmp_path, "tag", "a", "good")
+        assert (path / name).read_text() == text
+
+
+def test_a_run_with_a_controller_is_not_removed(tmp_path: Path) -> None:
+    path = run_directory(tmp_path, "a")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as holder:  # fmt: skip
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match="drives this run"):
+            prune(tmp_path, "--keep", "0")
+        holder.communicate(b"\n")
+    assert (path / "summary.json").exists()
+    assert prune(tmp_path, "--keep", "0") == {"a"}
+    assert not path.exists()
+
+
+def test_a_job_that_its_user_deleted_is_no_failure(tmp_path: Path) -> None:
+    path = run_directory(tmp_path, "served", failed=True)
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, "failure_codes": {"1": "deleted"}}))
+    assert [each["state"] for each in ask(tmp_path, "list")] == [DONE]
+
+
+def test_failed_runs_do_not_count_as_kept(tmp_path: Path) -> None:
+    run_directory(tmp_path, "good", day=1)
+    run_directory(tmp_path, "bad", day=2, failed=True)
+    assert prune(tmp_path, "--keep", "1") == {"bad"}
+
+
+def test_names_and_clocks_of_runs_are_no_difference(tmp_path: Path) -> None:
+    run_directory(tmp_path, "a", day=1, run="a", run_tag="1a")
+    run_directory(tmp_path, "b", day=2, run="b", run_tag="2b")
+    assert ask(tmp_path, "diff", "a", "b", code=0) == []

@@ -47,7 +47,7 @@ def show_run(*, folder: Path, as_json: bool, run: str) -> None:
     about = {
         "run": str(found.path), "scenario": found.scenario, "policy": found.policy, "state": found.state,
         "begun": _date(found), "jobs": str(found.jobs), "commit": found.commit or "unknown",
-        "tags": ", ".join(found.tags), "note": found.note,
+        "tags": ", ".join(found.tags), "note": found.note, "damage": found.damage,
         **{name: f"{value:g}" for name, value in found.metrics.items()},
     }  # fmt: skip
     width = max(map(len, about))
@@ -58,6 +58,8 @@ def show_run(*, folder: Path, as_json: bool, run: str) -> None:
 
 def tag_run(*, folder: Path, remove: bool, run: str, tags: tuple[str, ...]) -> None:
     found = _find(folder, run)
+    if "" in tags:
+        raise UserError("an empty tag: expected a word")
     if unknown := [tag for tag in tags if remove and tag not in found.tags]:
         raise UserError(f"{found.name}: no tag {unknown[0]!r}; its tags: {', '.join(found.tags) or 'none'}")
     kept = set(found.tags) - set(tags) if remove else set(found.tags) | set(tags)
@@ -92,13 +94,16 @@ def prune_runs(
     chosen = prunable(
         read_catalogue(folder), now_unix_s=time.time(), keep=keep, older_than_days=older_than, failed=failed
     )
-    for run in chosen if yes else ():
-        remove(run)
-    if as_json:
-        click.echo(json.dumps({"removed": yes, "runs": [str(run.path) for run in chosen]}, indent=2))
-        return
+    done = []
     for run in chosen:
-        click.echo(printable(f"{'removed' if yes else 'would remove'} {run.path}"))
+        if yes:
+            remove(run)
+        done.append(run)
+        if not as_json:
+            click.echo(printable(f"{'removed' if yes else 'would remove'} {run.path}"))
+    if as_json:
+        click.echo(json.dumps({"removed": yes, "runs": [str(run.path) for run in done]}, indent=2))
+        return
     if chosen and not yes:
         click.echo("nothing was removed: expected --yes", err=True)
 
@@ -145,7 +150,12 @@ def _print_runs(found: Sequence[CataloguedRun]) -> None:
         )  # fmt: skip
         table.add_row(*map(printable, cells))
     wide_console().print(table, markup=False, highlight=False)
+    for run in found:
+        if run.damage:
+            click.echo(printable(f"{run.path}: {run.damage}"), err=True)
 
 
 def _date(run: CataloguedRun) -> str:
+    if run.begun_unix_s is None:
+        return "unknown"
     return datetime.fromtimestamp(run.begun_unix_s, UTC).strftime("%Y-%m-%d %H:%M")
