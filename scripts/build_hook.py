@@ -21,10 +21,18 @@ class CommitHook(BuildHookInterface):
         text = self._commit(root)
         if text is None:
             return
-        target = Path(self.directory) / "commit"
+        target = self._target()
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="ascii")
         build_data["force_include"][str(target)] = "testbed/commit"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the file from the folder of built packages."""
+        del version, build_data, artifact_path
+        self._target().unlink(missing_ok=True)
+
+    def _target(self) -> Path:
+        return Path(self.directory) / "commit"
 
     @staticmethod
     def _commit(root: Path) -> str | None:
@@ -35,7 +43,10 @@ class CommitHook(BuildHookInterface):
                 subprocess.run(
                     ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=60
                 ).stdout.strip()
-                for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+                for words in (
+                    ("rev-parse", "HEAD"),
+                    ("--no-optional-locks", "status", "--porcelain", "--", "testbed", "node_agent", "scenarios"),
+                )
             )
         except (OSError, subprocess.SubprocessError):
             return None

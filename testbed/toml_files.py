@@ -23,7 +23,7 @@ def read_toml(path: Path, expected: str) -> dict[str, object]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}; expected {expected}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of integers with thousands of digits, and deep nesting
         raise UserError(f"{path}: not a TOML file: {error}") from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]#]+?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_QUOTES = re.compile(r'''"""|\'{3}''')
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 
 
@@ -28,9 +29,12 @@ def _lines(text: str) -> dict[tuple[int | str, ...], int]:
     found: dict[tuple[int | str, ...], int] = {}
     counts: Counter[tuple[int | str, ...]] = Counter()
     table: tuple[int | str, ...] = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        if (header := _HEADER.match(line)) is not None:
-            names = _names(header[2])
+    quote = ""  # the delimiter of a multi-line string that is open
+    for number, line in enumerate(text.split("\n"), start=1):
+        begins_inside, quote = bool(quote), _open_quote(line, quote)
+        if begins_inside:
+            continue
+        if (header := _HEADER.match(line)) is not None and (names := _names(header[2])):
             table = (*_within(names[:-1], counts), names[-1])
             if header[1] == "[[":
                 found.setdefault(table, number)
@@ -40,6 +44,16 @@ def _lines(text: str) -> dict[tuple[int | str, ...], int]:
         elif (key := _KEY.match(line)) is not None:
             found.setdefault(table + _names(key[1]), number)
     return found
+
+
+def _open_quote(line: str, quote: str) -> str:
+    """Return the delimiter of the multi-line string that is open at the end of a line; `quote` is open at its begin."""
+    for found in _QUOTES.findall(line):
+        if not quote:
+            quote = found
+        elif found == quote:
+            quote = ""
+    return quote
 
 
 def _within(names: Sequence[str], counts: Counter[tuple[int | str, ...]]) -> tuple[int | str, ...]:

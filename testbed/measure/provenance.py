@@ -14,6 +14,7 @@ from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.table import format_table
 
 _GIT_WITHIN_S = 10.0
+_CODE = ("testbed", "node_agent", "scenarios")  # of a checkout; files beside them do not change a run
 BUILD_FILE = "commit"  # of a wheel, written by the build (`scripts/build_hook.py`)
 
 
@@ -36,7 +37,7 @@ def of_checkout(folder: Path) -> dict[str, object]:
     if not (folder / ".git").exists():
         return {"commit": None, "dirty": None}
     commit = _git(folder, "rev-parse", "HEAD")
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changes = _git(folder, "--no-optional-locks", "status", "--porcelain", "--", *_CODE)
     return {"commit": commit and commit.strip(), "dirty": None if changes is None else bool(changes.strip())}
 
 
@@ -54,7 +55,11 @@ def _git(folder: Path, *words: str) -> str | None:
 @cache
 def packages() -> dict[str, str]:
     """Return the versions of all installed packages by name, sorted. The first call reads many files."""
-    return dict(sorted({each.name: each.version for each in distributions() if each.name}.items(), key=_folded))
+    found: dict[str, str] = {}
+    for each in distributions():
+        if each.name:
+            found.setdefault(each.name, each.version)  # imports find the first one on the path as well
+    return dict(sorted(found.items(), key=_folded))
 
 
 def _folded(item: tuple[str, str]) -> str:

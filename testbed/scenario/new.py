@@ -35,7 +35,7 @@ def usable_drivers(exists: Callable[[str], bool] = os.path.exists) -> dict[str, 
             ", with KVM" if exists("/dev/kvm") else "; no KVM: emulated guests"
         )
     if exists("/var/run/docker.sock"):
-        found["docker"] = "a Docker engine answers at /var/run/docker.sock"
+        found["docker"] = "the socket of a Docker engine exists"
     return found
 
 
@@ -79,4 +79,4 @@ def _workload(answers: Answers) -> list[str]:
 
 
 def _text(value: str) -> str:
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -146,7 +146,9 @@ class Scenario(Table):
         return self
 
 
-_MIGRATION_WORDS = {
+_WORDS = {
+    "imbalance": 'uniform, 1/i or drift:N, such as "drift:20"',
+    "access": "owner, everybody or group:NAME",
     "host": "a host name or address, without a scheme, user, port or path",
     "partition": "the path of a control group, such as /guests",
     "bridge": "the name of a bridge, such as dfrs0",
@@ -156,10 +158,8 @@ _MIGRATION_WORDS = {
 def expected_words(mistake: ErrorDetails) -> str | None:
     """Return the expected value of a key where pydantic's text is unclear."""
     location = mistake["loc"]
-    if mistake["type"] == "string_pattern_mismatch" and "migration" in location:
-        return _MIGRATION_WORDS[str(location[-1])]
     if mistake["type"] == "string_pattern_mismatch":
-        return "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit"
+        return _WORDS.get(str(location[-1])) or "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit"
     if mistake["type"] == "tuple_type":
         return "the name of a policy, or a list of names" if location == ("policy",) else "a list"
     return None
@@ -188,7 +188,7 @@ def check_scenario(data: dict[str, object], path: Path) -> Scenario:
 def complete(scenario: Scenario, path: Path) -> Scenario:
     """Return the scenario with relative paths resolved from the folder of its file."""
     tls_dir = scenario.broker.tls_dir
-    if tls_dir is not None and not tls_dir.expanduser().is_absolute():
+    if tls_dir is not None and not (tls_dir.is_absolute() or str(tls_dir).startswith("~")):
         broker = scenario.broker.model_copy(update={"tls_dir": path.parent / tls_dir})
         scenario = scenario.model_copy(update={"broker": broker})
     if scenario.overheads is not None and ".toml" in scenario.overheads:  # a suffix with # may follow the path

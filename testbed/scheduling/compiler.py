@@ -203,7 +203,7 @@ def _compile(function: FunctionType) -> Callable[..., Any]:
     # The twin's own globals keep the plain kernels; the clone gets the compiled ones under the same names.
     clone = _native_clock() if function is clock_ns else _clone(function, names)
     folder = _writable_folder() / _digest(function)
-    clone.__code__ = clone.__code__.replace(co_filename=str(_source(folder)))
+    clone.__code__ = clone.__code__.replace(co_filename=str(_source(folder)), co_firstlineno=1)  # names of cached files
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba makes it at run time
     # Without its run time system numba neither counts references nor allocates.
     options: dict[str, Any] = {"_nrt": False} if lean else {}

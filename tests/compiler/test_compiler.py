@@ -180,7 +180,7 @@ def test_a_kernel_is_cached_by_what_it_comes_from():
     digest = compiler._digest(_kernels())
     assert compiler._digest(_kernels()) == digest
     assert compiler._digest(_kernels(unrelated=1)) == digest
-    assert compiler._digest(_kernels(about="Subtract.")) == digest
+    assert compiler._digest(_kernels(about="Subtract.\n\n    Two lines more.\n    ")) == digest
     assert compiler._digest(_kernels(module="renamed")) != digest
     assert compiler._digest(_kernels(step=2)) != digest
     assert compiler._digest(_kernels(inner="x - STEP")) != digest

@@ -15,7 +15,7 @@ GRAPH = {module: {} if module == TABLE else others for module, others in imports
 WINGS = between_wings(GRAPH)
 LAYERS = (  # the lowest first; docs/architecture.md has the purpose of each wing
     {"errors"},
-    {"host", "packaged", "toml_files"},
+    {"host", "packaged", "toml_files", "toml_lines"},
     {"bus"},
     {"needs", "shares"},
     {"scheduling", "node_agent"},

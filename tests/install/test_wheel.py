@@ -78,8 +78,8 @@ def shell(command: str, folder: Path, venv: Path | None, within_s: float) -> sub
         path.insert(0, str(venv / "bin"))
     environment |= {"PATH": os.pathsep.join(path), "PIP_CONSTRAINT": str(CONSTRAINTS)}
     return subprocess.run(
-        ["bash", "-ec", command], cwd=folder, env=environment, capture_output=True, text=True, check=False,
-        timeout=within_s, stdin=subprocess.DEVNULL,
+        ["timeout", "--kill-after=60", str(within_s), "bash", "-ec", command], cwd=folder, env=environment,
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -137,14 +137,18 @@ def test_the_wheel_of_the_source_distribution_is_the_same(installed: Installed, 
         }
 
 
-def test_the_extras_that_the_readme_names_are_in_the_wheel(installed: Installed) -> None:
+def test_the_readme_names_the_extras_of_the_wheel(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         about = Parser().parsestr(archive.read(name).decode())
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    installs = {extra for found in re.findall(r"'\.\[([a-z,]+)\]'", readme) for extra in found.split(",")}
-    named = installs & set(about.get_all("Provides-Extra", []))
-    assert named >= {"campaign", "check", "dashboard", "influx", "libvirt", "query", "report", "simulate"}
+    table = readme.partition("| extra | adds |")[2].partition("\n\n")[0]
+    named = {
+        extra
+        for row in table.splitlines()
+        for extra in re.findall(r"`([a-z]+)`", row.partition("| ")[2].partition("|")[0])
+    }
+    assert named == set(about.get_all("Provides-Extra", [])) - {"docs", "test"}
 
 
 def test_what_runs_in_the_clone_is_what_is_installed(installed: Installed) -> None:
@@ -273,13 +277,18 @@ def test_the_other_commands_of_a_page_work(page: Path, installed: Installed, tmp
         execute(page, LANE, installed, folder, MOST_S)
 
 
+def test_the_lane_names_kinds_of_blocks() -> None:
+    assert set(LANE) <= KINDS.keys()
+
+
 @pytest.mark.parametrize("block", all_blocks(), ids=lambda block: f"{block.page}: {block.text.splitlines()[0][:50]}")
 def test_the_comments_of_a_block_are_known(block: Block) -> None:
     assert set(block.marks) <= MARKS
     assert block.kind in {"", *KINDS}
     assert not {"background", "stays", "until"} & set(block.marks) or {"started", "stays", "until"} & set(block.marks)
     if "file" in block.marks:
-        text = (ROOT / "docs" / block.page).read_text(encoding="utf-8")
+        (page,) = (page for page in PAGES if page.name == block.page)
+        text = page.read_text(encoding="utf-8")
         assert f"`{block.marks['file']}`" in text, "the page names the file for its readers"
 
 

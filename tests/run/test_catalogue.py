@@ -180,14 +180,18 @@ def test_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path: Path) -> 
         ).stdout
 
     git("init", "-q")
-    (tmp_path / "f").write_text("1")
-    git("add", "f")
+    (tmp_path / "testbed").mkdir()
+    (tmp_path / "testbed" / "f.py").write_text("1")
+    git("add", ".")
     git("commit", "-qm", "one")
     commit = git("rev-parse", "HEAD").strip()
     assert of_checkout(tmp_path) == {"commit": commit, "dirty": False}
-    (tmp_path / "untracked").write_text("1")
-    assert of_checkout(tmp_path)["dirty"] is False
-    (tmp_path / "f").write_text("2")
+    (tmp_path / "notes").write_text("1")
+    assert of_checkout(tmp_path)["dirty"] is False, "it is no code"
+    (tmp_path / "testbed" / "new.py").write_text("1")
+    assert of_checkout(tmp_path)["dirty"] is True, "an untracked module is imported as well"
+    (tmp_path / "testbed" / "new.py").unlink()
+    (tmp_path / "testbed" / "f.py").write_text("2")
     assert of_checkout(tmp_path) == {"commit": commit, "dirty": True}
 
 

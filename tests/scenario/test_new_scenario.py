@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from testbed.cli.init import init
 from testbed.cli.scenarios import scenarios
+from testbed.control.validation import validate
 from testbed.errors import UserError
 from testbed.packaged import packaged_scenarios
 from testbed.scenario.new import Answers, scenario_text, usable_drivers
-from testbed.scenario.validation import validate
 
 JOBS = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n1,0,1,1.0,0.5,60\n"
 
@@ -92,3 +92,38 @@ def test_packaged_scenarios_are_listed_with_descriptions() -> None:
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     done = CliRunner().invoke(scenarios, ["copy", "quickstrat"], standalone_mode=False)
     assert "nearest: quickstart" in str(done.exception)
+
+
+def refused(command: object, *words: str) -> str:
+    done = CliRunner().invoke(command, words, standalone_mode=False)  # type: ignore[arg-type]
+    assert isinstance(done.exception, UserError), done.exception
+    return str(done.exception)
+
+
+def test_a_target_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path / "file" / "x.toml", tmp_path):
+        words = (str(target), "--yes", "--force")
+        assert refused(init, *words).startswith(f"{target}: ")
+        assert refused(scenarios, "copy", "quickstart", str(target), "--force").startswith(str(target))
+
+
+def test_an_invalid_scenario_does_not_replace_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "lab.toml"
+    target.write_text("# mine\n")
+    monkeypatch.setattr("testbed.cli.bodies.init.scenario_text", lambda _answers: "name = 1\n")
+    assert "not written" in refused(init, str(target), "--yes", "--force")
+    assert target.read_text() == "# mine\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["lab.toml"]
+
+
+def test_a_trace_of_any_name_is_named(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs \N{GRINNING FACE}.csv"
+    trace.write_text(JOBS)
+    words = [str(tmp_path / "x.toml"), "--yes", "--trace", str(trace)]
+    assert CliRunner().invoke(init, words, standalone_mode=False).exception is None
+    assert trace.name in (tmp_path / "x.toml").read_text()
+
+
+def test_a_scenario_is_not_copied_over_its_own_trace(tmp_path: Path) -> None:
+    assert "is the name of the scenario's trace" in refused(scenarios, "copy", "needs", str(tmp_path / "needs.csv"))

@@ -9,14 +9,16 @@ from typing import Any, TypeVar
 import click
 import psutil
 
+from testbed.bus.limits import LEAST_NODE_CORES, MOST_NODE_CORES
+from testbed.control.validation import validate
 from testbed.errors import UserError
-from testbed.host.whole_files import write_whole
+from testbed.host.whole_files import draft_of
 from testbed.scenario.new import Answers, scenario_text, usable_drivers
-from testbed.scenario.validation import validate
 from testbed.scheduling.workload.readings import READINGS
-from testbed.scheduling.workload.trace import load_trace
+from testbed.scheduling.workload.trace import is_table, load_trace
 
 T = TypeVar("T")
+_CORES = click.FloatRange(LEAST_NODE_CORES, MOST_NODE_CORES)
 _JOBS = 20  # most jobs of a new scenario
 _SPARE_MIB = 1024  # memory of the machine that is not given to nodes
 
@@ -37,7 +39,7 @@ def init(
     if nodes is None:
         nodes = _ask("number of nodes", 2, click.IntRange(1, 1000), yes)
     if cpus is None:
-        cpus = _ask("cores per node", round(max((psutil.cpu_count() or 1) / nodes, 0.1), 2), click.FLOAT, yes)
+        cpus = _ask("cores per node", round(max((psutil.cpu_count() or 1) / nodes, 0.1), 2), _CORES, yes)
     if memory_mib is None:
         free_mib = psutil.virtual_memory().available // (1 << 20) - _SPARE_MIB
         memory_mib = _ask("MiB of memory per node", max(64, min(4096, free_mib // nodes)), click.IntRange(64), yes)
@@ -48,19 +50,28 @@ def init(
         cpus=cpus, memory_mib=memory_mib, trace=None if trace is None else trace.absolute(),
         reading=reading, jobs=jobs,
     )  # fmt: skip
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, scenario_text(answers).encode())
-    found = validate(target)
-    for each in found:
-        click.echo(f"{target}:{each.line}: {each.text}", err=True)
-    if found:
-        raise UserError(f"{target}: written, but not valid: expected other answers, or a correction of the file")
+    _write(target, scenario_text(answers))
     click.echo(f"{target}: written\nnext: testbed run {target} --dry-run")
+
+
+def _write(target: Path, text: str) -> None:
+    """Write a scenario if it is valid; an existing file stays otherwise. Raises `UserError`."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with draft_of(target) as draft:
+            draft.write_text(text, encoding="utf-8")
+            found = validate(draft)
+            for each in found:
+                click.echo(f"{target}:{each.line}: {each.text}", err=True)
+            if found:
+                raise UserError(f"{target}: not written, as it would not be valid: expected other answers")
+    except OSError as error:
+        raise UserError(f"{target}: {error.strerror}: expected a file that this user may write") from None
 
 
 def _reading(trace: Path | None, yes: bool) -> str:
     """Return the reading of a log, or an empty text for CSV traces, which have needs already."""
-    if trace is None or ".csv" in trace.suffixes:
+    if trace is None or is_table(trace):
         return ""
     return _ask("reading of the log", next(iter(READINGS)), click.Choice(list(READINGS)), yes)
 

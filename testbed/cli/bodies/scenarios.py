@@ -36,13 +36,20 @@ def copy_scenario(*, force: bool, name: str, target: Path | None) -> None:
     target = Path(source.name) if target is None else target
     trace = load_scenario(source).workload.trace
     copies = {source: target} | ({} if trace is None else {trace: target.parent / trace.name})
+    if len(set(copies.values())) < len(copies):
+        raise UserError(f"{target}: is the name of the scenario's trace: expected a name such as {source.name}")
     if not force:
         for copied in copies.values():
             if copied.exists():
                 raise UserError(f"{copied}: exists: expected another target, or --force")
-    target.parent.mkdir(parents=True, exist_ok=True)
     for original, copied in copies.items():
-        shutil.copyfile(original, copied)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(original, copied)
+        except shutil.SameFileError:
+            raise UserError(f"{copied}: is the packaged file itself: expected another target") from None
+        except OSError as error:
+            raise UserError(f"{copied}: {error.strerror}: expected a file that this user may write") from None
         click.echo(copied)
 
 

@@ -61,6 +61,8 @@ def status(*, names: tuple[str, ...], as_json: bool) -> int:
 
 def compose(*, folder: Path, names: tuple[str, ...], ports: tuple[str, ...], images: tuple[str, ...]) -> int:
     chosen, own = _chosen(names), _own(images, ports)
+    if "grafana" in chosen and "influxdb" not in chosen:
+        raise UserError("grafana: it reads InfluxDB: expected influxdb grafana")
     keys = make_keys()
     known = catalogue.services(keys, *own)
     variables = _variables(keys, {name: f"127.0.0.1:{known[name].port}" for name in chosen})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from testbed.control.validation import validate as find_errors
 from testbed.errors import printable
 from testbed.packaged import find_scenario
-from testbed.scenario.validation import validate as find_errors
 
 
 def validate(*, as_json: bool, scenario: Path) -> int:

@@ -20,7 +20,11 @@ _TOKEN_FILE = f"/{_TOKENS}/grafana"
 _TOKEN_SCRIPT = f"""#!/bin/sh
 set -eu
 influx auth create --org "$DOCKER_INFLUXDB_INIT_ORG" --read-bucket "$DOCKER_INFLUXDB_INIT_BUCKET_ID" \\
-  --description grafana --hide-headers | cut -f 3 | tr -d '\\n' >{_TOKEN_FILE}
+  --description grafana --hide-headers >/tmp/authorization
+cut -f 3 /tmp/authorization | tr -d '\\n' >{_TOKEN_FILE}.part
+rm /tmp/authorization
+test -s {_TOKEN_FILE}.part
+mv {_TOKEN_FILE}.part {_TOKEN_FILE}
 """
 _SETUP = "/docker-entrypoint-initdb.d/read-token.sh"  # the image of InfluxDB executes it once, at its setup
 _DATASOURCE = "/etc/grafana/provisioning/datasources/testbed.yml"
@@ -29,14 +33,16 @@ _HEALTH = {"interval": "5s", "timeout": "10s", "retries": 60}
 
 def write_compose(services: Mapping[str, Service], folder: Path) -> Path:
     """Write the file of these services into a folder, which is created; return its path. Raises `OSError`."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # it holds passwords
     described = {}
     for name, service in services.items():
         mounts = [f"{name}:{service.data}"]
         for inner, text in _files(service).items():
             own = folder / name / inner.lstrip("/")
             own.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(own, text.encode(), mode=0o755 if inner == _SETUP else 0o644)  # users inside read them
+            write_whole(own, text)
+            own.chmod(0o755 if inner == _SETUP else 0o644)  # users inside read them, whatever the umask is here
             mounts.append(f"./{own.relative_to(folder)}:{inner}:ro")
         if name in {"influxdb", "grafana"}:
             mounts.append(f"{_TOKENS}:/{_TOKENS}" + (":ro" if name == "grafana" else ""))
@@ -46,10 +52,10 @@ def write_compose(services: Mapping[str, Service], folder: Path) -> Path:
             "image": service.image, "restart": "unless-stopped", "env_file": [f"{name}.env"], "volumes": mounts,
             "ports": [f"127.0.0.1:{service.port}:{service.inner_port}"],
             "healthcheck": {"test": list(service.healthy), **_HEALTH},
-            **({"depends_on": ["influxdb"]} if name == "grafana" and "influxdb" in services else {}),
+            **({"depends_on": {"influxdb": {"condition": "service_healthy"}}} if name == "grafana" else {}),
         }  # fmt: skip
     volumes = [*services, *([_TOKENS] if {"influxdb", "grafana"} & services.keys() else [])]
-    content = {"version": "3.7", "services": described, "volumes": {name: {} for name in volumes}}
+    content = {"services": described, "volumes": {name: {} for name in volumes}}
     write_whole(folder / FILE, f"{json.dumps(content, indent=2)}\n".encode(), mode=0o644)
     return folder / FILE
 

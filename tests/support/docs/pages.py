@@ -45,7 +45,9 @@ _BLOCK = re.compile(
 _MARK = re.compile(r"<!-- ([a-z]+): (.*?) -->")
 _HEAD = """set -euo pipefail
 newest() { basename "$(ls -td runs/*/ | head -1)"; }
-trap 'code=$?; jobs=$(jobs -p); if [ -n "$jobs" ]; then kill $jobs || true; fi; exit $code' EXIT
+export -f newest
+trap 'code=$?; for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || kill "$job" || true; done; exit $code' EXIT
+trap 'exit 143' TERM
 """
 _BACKGROUND = """log=$(mktemp)
 set -m
@@ -63,8 +65,7 @@ _STOP = """kill -INT -- "-$server"
 wait "$server" || [ $? -ge 130 ]
 """
 _EXITS = """code=0
-( set -e
-{text}) || code=$?
+bash -ec {text} || code=$?
 case $code in {codes}) ;; *) exit "$code";; esac
 """
 
@@ -103,7 +104,7 @@ class Block:
         elif "until" in marks:
             text = _BACKGROUND.format(text=text, started=marks["until"]) + _STOP
         elif "exits" in marks:
-            text = _EXITS.format(text=text, codes="|".join(marks["exits"].split()))
+            text = _EXITS.format(text=shlex.quote(text), codes="|".join(marks["exits"].split()))
         if "background" in marks:
             text = _BACKGROUND.format(text=marks["background"], started=marks["started"]) + text
         parts = (marks.get("before", ""), text.rstrip(), marks.get("after", ""))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from testbed.control.admission import check_jobs
 from testbed.errors import UserError
+from testbed.lab.local_agents import check_drivers
+from testbed.measure.recorders import find_recorders
 from testbed.scenario.jobs import load_jobs
 from testbed.scenario.schema import Scenario, complete, expected_words
 from testbed.scheduling.policies.catalogue import parse
-from testbed.scheduling.policies.view import can_ever_run
+from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.workload.jobs import Job
 from testbed.toml_files import mistakes
 from testbed.toml_lines import line_of
@@ -29,14 +34,15 @@ class Finding:
 def validate(path: Path) -> list[Finding]:
     """Return all errors of a scenario file, in order of lines.
 
-    If its keys have no errors, the names of its policies are checked, and whether its jobs fit on its nodes.
+    If its keys have no errors, the names of its policies, drivers and recorders are checked, as well as its overhead
+    model and whether its jobs fit on its nodes, as before a run.
     """
     try:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except OSError as error:
         return [Finding(0, f"cannot read: {error.strerror}; expected a scenario")]
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of integers with thousands of digits, and deep nesting
         return [Finding(0, f"not a TOML file: {error}")]
     try:
         scenario = complete(Scenario.model_validate(data), path)
@@ -51,30 +57,25 @@ def validate(path: Path) -> list[Finding]:
 
 def _meaning(scenario: Scenario, path: Path, text: str) -> list[Finding]:
     found: list[Finding] = []
-    policies = []
-    for name in scenario.policy:
+
+    def check(location: tuple[str, ...], action: Callable[[], object]) -> None:
         try:
-            policies.append(parse(name, scenario.period_s))
+            action()
         except UserError as error:
-            found.append(Finding(line_of(text, ("policy",)), str(error)))
-    if scenario.workload.trace is None and scenario.workload.lublin is None:
-        return found  # the trace has to be given with --trace
-    try:
-        jobs = load_jobs(scenario, path)
-    except UserError as error:
-        return [*found, Finding(line_of(text, ("workload",)), str(error))]
-    nodes = len(scenario.nodes)
+            found.append(Finding(line_of(text, location), str(error).removeprefix(f"{path}: ")))
+
+    policies: list[Policy] = []
+    for name in scenario.policy:
+        check(("policy",), partial(_parse, name, scenario, policies))
+    check(("nodes",), partial(check_drivers, scenario))
+    check(("recorders",), partial(find_recorders, scenario.recorders))
+    jobs: list[Job] = []
+    if scenario.workload.trace is not None or scenario.workload.lublin is not None:  # else --trace names the trace
+        check(("workload",), lambda: jobs.extend(load_jobs(scenario, path)))
     for policy in policies:
-        large = [job for job in jobs if not can_ever_run(policy, job, nodes)]
-        if large:
-            found.append(Finding(line_of(text, ("nodes",)), _too_large(large, nodes, policy.name)))
-    return found
+        check(("nodes",), partial(check_jobs, jobs, policy, scenario))
+    return sorted({(each.line, each.text): each for each in found}.values(), key=lambda finding: finding.line)
 
 
-def _too_large(jobs: list[Job], nodes: int, policy: str) -> str:
-    job = jobs[0]
-    more = f", and {len(jobs) - 1} more jobs do not" if len(jobs) > 1 else ""
-    return (
-        f"job {job.job_id}: {job.tasks} tasks with mem_req_frac = {job.mem_req_frac:g} do not fit on {nodes} nodes "
-        f"under {policy}{more}: expected more nodes or smaller jobs"
-    )
+def _parse(name: str, scenario: Scenario, policies: list[Policy]) -> None:
+    policies.append(parse(name, scenario.period_s))

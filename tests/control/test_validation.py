@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.cli.validate import validate as command
+from testbed.control.validation import Finding, validate
 from testbed.packaged import packaged_scenarios
-from testbed.scenario.validation import Finding, validate
 from testbed.toml_lines import line_of
 
 WRONG = """\
@@ -60,11 +60,41 @@ def test_names_of_policies_and_sizes_of_jobs_are_checked_too(tmp_path: Path) -> 
     found = validate(written(tmp_path, text))
     assert [each.line for each in found] == [2, 8]
     assert "nearest: EASY" in found[0].text
-    assert (
-        "job 1: 3 tasks with mem_req_frac = 0.9 do not fit on 1 nodes under MCB8 */OPT=MIN, and 1 more" in found[1].text
-    )
+    assert "job 1: tasks = 3 with mem_req_frac = 0.9 and cpu_need_frac = 1 do not fit on 1 nodes" in found[1].text
     missing = validate(written(tmp_path, text.replace("jobs.csv", "none.csv").replace("ESAY", "EASY")))
     assert [each.line for each in missing] == [6]
+
+
+LUBLIN = "[workload.lublin]\njobs = 3\nnodes = 2\nseed = 1\nload = 0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "nodes", "said"),
+    [
+        ("", 'driver = "proces"', "nearest: process"),
+        ("", "cpus = 3.0", "expected the same cpus and memory_mib on every node"),
+        ('recorders = ["nothing"]\n', "", "unknown recorder 'nothing'"),
+        ('policy = "/per/OPT=MIN/KNOWS=cost"\n', "", "expected a model in the scenario"),
+    ],
+)
+def test_what_a_run_would_refuse_is_an_error(tmp_path: Path, head: str, nodes: str, said: str) -> None:
+    policy = "" if "policy" in head else 'policy = "EASY"\n'
+    text = f'name = "x"\n{policy}{head}{LUBLIN}[[nodes]]\nname = "a"\n{nodes}\n[[nodes]]\nname = "b"\n'
+    (found,) = validate(written(tmp_path, text))
+    assert said in found.text
+    assert found.line == text[: text.index("recorders" if "recorders" in head else "[[nodes]]")].count("\n") + 1
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 3000])
+def test_a_file_that_no_parser_can_read_is_one_error(tmp_path: Path, value: str) -> None:
+    (found,) = validate(written(tmp_path, f"name = {value}\n"))
+    assert found.text.startswith("not a TOML file: ")
+
+
+def test_lines_are_those_outside_of_multi_line_strings() -> None:
+    text = 'about = """\n[...]\nname = 1\n"""\nlist = [\n  [ ],\n]\nname = "x"\n'
+    assert line_of(text, ("name",)) == 8
+    assert line_of("a = 'x\u2028y'\nb = 1\n", ("b",)) == 2
 
 
 @pytest.mark.parametrize("name", sorted(packaged_scenarios()))
