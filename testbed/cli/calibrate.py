@@ -17,7 +17,7 @@ from testbed.cli.deferred import deferred
     default=Path("calibration.toml"),
     help="File of the result; the trials go to the folder of the same name without the suffix.",
 )
-@click.option("--quick", is_flag=True, help="Few conditions, three repeats: about five minutes.")
+@click.option("--quick", is_flag=True, help="Few conditions, three repeats: about seven minutes.")
 @click.option(
     "--repeats",
     type=click.IntRange(min=2),

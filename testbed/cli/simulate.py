@@ -49,7 +49,7 @@ from testbed.cli.deferred import deferred
 @click.option(
     "--node-memory-gb",
     type=float,
-    help="Memory of a node in 1e9 bytes, for bandwidths and overheads.  [default: 8, as 1 TB on 128 nodes in [RR 5.2]]",
+    help="Memory of a node in 1e9 bytes, for bandwidths and overheads.  [default: 8, as 1 TB on 128 nodes in [RR 5.1]]",
 )
 @click.option("--reading", metavar="NAME", help="Conversion of an SWF log to tasks, such as hpc2n; not for job tables.")
 @click.option("--week", metavar="K", type=int, help="Use only the jobs with submit time // 604800 = K.")

@@ -215,3 +215,20 @@ def test_tags_of_labels_exist() -> None:
     labels = set(re.findall(r"__field\.labels\.(\w+)", json.dumps(MADE)))
     assert labels
     assert labels <= set(TAGS)
+
+
+@pytest.mark.parametrize("password", ["", "long-enough-password"])
+def test_grafana_has_no_account_with_a_password_that_everybody_knows(password: str) -> None:
+    """The default account of Grafana is admin with the password admin, on all addresses."""
+    jinja2 = pytest.importorskip("jinja2")
+    role = ROOT / "ansible/roles/grafana"
+    values = {**yaml.safe_load((role / "defaults/main.yml").read_text()), "grafana_admin_password": password}
+    text = jinja2.Template((role / "templates/testbed.env.j2").read_text()).render(values)
+    found = dict(line.split("=", 1) for line in text.splitlines() if line)
+    assert found["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    if password:
+        assert found["GF_SECURITY_ADMIN_PASSWORD"] == password
+        assert "GF_AUTH_ANONYMOUS_ENABLED" not in found
+    else:
+        assert found["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+        assert found["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"

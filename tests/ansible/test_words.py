@@ -146,7 +146,7 @@ def test_a_configuration_of_mosquitto_has_the_same_lines_whatever_the_value(key:
 @pytest.mark.parametrize(
     ("role", "names"),
     [("common", {"dfrs_lab", "dfrs_address"}), ("bridge", {"bridge_name", "bridge_address"}), ("time", {"item"}),
-     ("grafana", {"item.value", "grafana_influx_token"}),
+     ("grafana", {"item.value", "grafana_influx_token", "grafana_admin_password"}),
      ("influxdb", {"influxdb_bind", "influxdb_org", "influxdb_bucket", "influxdb_token"})],
 )  # fmt: skip
 def test_roles_check_the_words_that_they_write_before_anything_else(role: str, names: set[str]) -> None:

@@ -18,8 +18,8 @@ from testbed.scheduling.compiler import lean_kernel
 from testbed.scheduling.policies.view import Floats
 from testbed.scheduling.simulation.progress import Progress, rate_at, segment_of, weight_of
 
-DEFAULT_PENALTY_S = 300.0  # [RR 5.2]
-DEFAULT_NODE_MEMORY_GB = 8.0  # [RR 5.2]: 1 TB on 128 nodes
+DEFAULT_PENALTY_S = 300.0  # [RR 5.1]
+DEFAULT_NODE_MEMORY_GB = 8.0  # [RR 5.1]: 1 TB on 128 nodes
 _SECONDS = ("resume_s", "migration_s", "start_s", "save_s")
 _ENDS = np.array([0.0, 1.0])
 
@@ -93,7 +93,7 @@ class Overheads:
     `concurrent_tasks` (L,) and `memory_gb` (K,) increase; all seconds are (L, K), finite and not negative. An axis
     with one point has no effect. Raises ValueError for arrays that do not agree.
 
-    * `start_s`: the duration of a job's first start; with None first starts are free [RR 5.2].
+    * `start_s`: the duration of a job's first start; with None first starts are free [RR 5.1].
     * `save_s`: the time for which a task that is paused, or that moves away, still occupies its node. Jobs that come to
       the node before its end, by the same decision or a later one, begin to start, to resume or to migrate only then.
       No job resumes before all of its own images are written. Its concurrency is that of the tasks that leave.
@@ -139,7 +139,7 @@ class Overheads:
     def mean_penalty_s(self) -> float:
         """Mean cost in seconds, over all points, of a pause with its resume, and of a migration.
 
-        The cost of a pause with its resume includes the save, as the penalty of [RR 5.2] does.
+        The cost of a pause with its resume includes the save, as the penalty of [RR 5.1] does.
         """
         paused_s = self.resume_s if self.save_s is None else self.resume_s + self.save_s
         return float(np.mean((paused_s, self.migration_s)))
@@ -178,7 +178,7 @@ class Overheads:
 
 
 def constant(seconds: float) -> Overheads:
-    """Return the rescheduling penalty of [RR 5.2]: `seconds` for every resume and every migration."""
+    """Return the rescheduling penalty of [RR 5.1]: `seconds` for every resume and every migration."""
     if not 0.0 <= seconds <= MOST_TRACE_S:
         raise UserError(
             f"a rescheduling penalty of {seconds} s: expected seconds, not negative, at most {MOST_TRACE_S:.0f}"

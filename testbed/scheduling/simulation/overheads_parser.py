@@ -1,6 +1,6 @@
 """Parser of the texts that name overhead models, on the command line and in campaigns.
 
-* `constant:300`: 300 s for every resume and migration [RR 5.2];
+* `constant:300`: 300 s for every resume and migration [RR 5.1];
 * `linear:fixed_s=2,gb_per_s=0.5,total_gb_per_s=10`: see `testbed.scheduling.simulation.overheads.linear`;
 * a file such as `calibration.toml`: see `testbed.scheduling.simulation.overheads_file`;
 * `calibration.toml#constant`: the mean penalty of such a file, for every resume and migration;

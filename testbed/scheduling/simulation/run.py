@@ -179,7 +179,7 @@ class SimulatedRun:
         """Yield the rows of jobs.csv, in the order of `testbed.measure.rundir.JOB_COLUMNS`.
 
         `bytes_moved` is the memory of the tasks that were paused or migrated, once written and once read, on nodes
-        of `node_memory_gb` (1e9 bytes). No migration is live: [RR 5.2] pauses and resumes.
+        of `node_memory_gb` (1e9 bytes). No migration is live: [RR 5.1] pauses and resumes.
         """
         stretches = self.stretches(tau_s)
         for row, job in enumerate(self.jobs):

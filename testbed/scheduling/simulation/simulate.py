@@ -63,7 +63,7 @@ def simulate(
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes of `node_memory_gb` (1e9 bytes) under `policy`.
 
-    `overheads` are the costs of resumes and migrations, by default the 300 s of [RR 5.2]. `debug` checks every decision
+    `overheads` are the costs of resumes and migrations, by default the 300 s of [RR 5.1]. `debug` checks every decision
     and every end. `record` keeps the changes by every decision. Policies with kernels run compiled if numba is
     installed, according to `compiling`, with the same bits as without it. `sharing` is the model of programs for
     policies under which jobs compete by shares, or tasks divide the CPU of their job; under the former, overheads do

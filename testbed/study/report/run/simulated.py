@@ -1,4 +1,4 @@
-"""The simulation of a run [RR 5.2]: the same jobs, nodes and policy in virtual time."""
+"""The simulation of a run [RR 5.1]: the same jobs, nodes and policy in virtual time."""
 
 from __future__ import annotations
 
