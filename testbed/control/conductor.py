@@ -71,8 +71,9 @@ class Conductor:
         self._wake = asyncio.Event()
         self._live = MoveRules(live_nodes, tuple(memory_mib), saves_at_once)
         self.executor = Executor(
-            cluster, operations, migration, recorder, memory_mib, deadlines.tries, replicas, restarts=restarts
-        )
+            cluster, operations, migration, recorder, memory_mib, deadlines.tries, replicas, restarts=restarts,
+            saves_at_once=saves_at_once,
+        )  # fmt: skip
         self.tracker = Tracker(cluster, recorder)
         if watches_needs(policy):
             self.tracker.need_found = self._change

@@ -89,8 +89,10 @@ class Executor:
         replicas: int = 0,
         *,
         restarts: bool = False,
+        saves_at_once: int | None = None,
     ) -> None:
         self._cluster = cluster
+        self._saves_at_once = saves_at_once  # on each node
         self._operations = operations
         self._migration = migration
         self._recorder = recorder
@@ -198,7 +200,8 @@ class Executor:
                 live.state.ended
                 or live.state.withdrawn  # its planned actions are about to be dropped
                 or self.busy(action.job_id)
-                or any(id(earlier) in waiting for earlier in pending.waits_for)
+                or any(id(earlier) in waiting or self._is_flying(earlier) for earlier in pending.waits_for)
+                or self._saves_enough(live, action)
                 or any(self.free_mib(node) < mib for node, mib in action.needs_mib)
                 or not all(self._cluster.reachable(node) for node in touched(live, action))
                 or (action.verb in _ARRIVES and not self._cluster.takes_guests(action.nodes))
@@ -311,6 +314,22 @@ class Executor:
                 self._recorder.fail(live, Failure(code, f"could not {action.verb}: {error}"))
         self._settle(live)
         self.pump()
+
+    def _is_flying(self, action: PlannedAction) -> bool:
+        flight = self._flights.get(action.job_id)
+        return flight is not None and flight.action is action
+
+    def _saves_enough(self, live: LiveJob, action: PlannedAction) -> bool:
+        """Whether a save has to wait because a node of the job already saves as many jobs as it may, of any plan."""
+        if action.verb is not Verb.SAVE or self._saves_at_once is None:
+            return False
+        saving = Counter(
+            node
+            for flight in self._flights.values()
+            if flight.action.verb is Verb.SAVE
+            for node in touched(self._cluster.jobs[flight.action.job_id], flight.action)
+        )
+        return any(saving[node] >= self._saves_at_once for node in touched(live, action))
 
     async def _retry(self, number: int, action: PlannedAction, attempt: int, error: str) -> None:
         """Record that an attempt failed, and wait until the next one may begin."""
