@@ -22,6 +22,7 @@ from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.guarantees import guarantees_fit
 from testbed.scheduling.policies.view import GuaranteeingPolicy, Policy, can_ever_run
 from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.table import LEAST_GUARANTEE
 
 _NEEDS_FRAC_TOLERANCE = 1e-9
 
@@ -146,6 +147,8 @@ class Intake:
         table, nodes = self._scenario.serve, len(self._scenario.nodes)
         if not isinstance(self._policy, GuaranteeingPolicy) or not self._policy.knows_guarantees:
             raise UserError(f"least yield {job.least_yield_frac:g}: policy {self._policy.name} guarantees none")
+        if job.least_yield_frac < LEAST_GUARANTEE:
+            raise UserError(f"least yield {job.least_yield_frac:g}: expected 0, or at least {LEAST_GUARANTEE:g}")
         if job.least_yield_frac > table.most_guaranteed_yield:
             raise UserError(
                 f"least yield {job.least_yield_frac:g}: expected at most {table.most_guaranteed_yield:g} in this lab"

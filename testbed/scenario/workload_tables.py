@@ -163,7 +163,7 @@ class ServeTable(Table):
     nodes_per_user: Positive | None = key(
         None, "Most CPU need of all jobs of a user that have not ended.", unit="nodes", example=2
     )
-    weights: dict[str, Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]] = key(
+    weights: dict[str, Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]] = key(
         {}, "Weights of users' jobs under policies with `/WEIGHTS=jobs`; others have weight 1.", example={"alice": 2.0}
     )
     most_guaranteed_yield: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = key(

@@ -81,6 +81,64 @@ def test_a_job_whose_guarantee_has_no_room_waits_and_an_older_one_keeps_its_own(
     assert parse(BASE).decide(new, Event(submitted=(2,))).task_node.tolist() == [0, 0]
 
 
+PASS = Event(periodic=True)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "columns"),
+    [
+        ("/WEIGHTS=jobs", {"weight": [200.0, 200.0, 1.0]}),
+        ("/DECAY=3600", {"virtual_time_s": [1.0, 1.0, 360000.0]}),
+    ],
+)
+def test_a_pass_pauses_no_job_because_another_weighs_much_more(suffix: str, columns: dict[str, list[float]]) -> None:
+    seen = view([(1.0, (0,))] * 3, 1, **columns)
+    found = parse(f"/per/OPT=MIN{suffix}").decide(seen, PASS)
+    assert found.task_node.tolist() == [0, 0, 0]
+    assert found.yield_frac.sum() == pytest.approx(1.0)
+    assert found.yield_frac[0] == pytest.approx(found.yield_frac[1])
+    assert found.yield_frac[0] > 50 * found.yield_frac[2] > 0.0
+
+
+def test_a_pass_packs_no_more_guarantees_than_a_node_keeps() -> None:
+    seen = view([(1.0, (0,)), (1.0, (1,)), (1.0, (0,))], 2, least_yield_frac=[0.5, 0.5, 0.0])
+    new = replace(
+        seen, state=np.array([JobState.RUNNING, JobState.RUNNING, JobState.WAITING], dtype=np.int8),
+        task_node=np.array([0, 1, -1]), mem_req_frac=np.array([0.3, 0.3, 0.8]),
+    )  # fmt: skip
+    found = parse("/per/OPT=MIN/LEAST=jobs").decide(new, PASS)
+    assert found.yield_frac[0] >= 0.5
+    assert found.yield_frac[1] >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("suffix", "memory", "nodes", "least", "virtual_s", "cost"),
+    [
+        ("/MOVES=0", [0.2, 0.5, 0.3, 0.3], [0, 0, 1, -1], [0.6, 0.0, 0.0, 0.6], [50.0, 0.0, 50.0, 50.0], None),
+        ("/KNOWS=cost", [0.2, 0.5, 0.3, 0.5], [0, 0, 1, -1], [0.6, 0.0, 0.6, 0.6], [0.0, 5000.0, 50.0, 5000.0],
+         [0.0, 550.0, 550.0, 0.0]),
+    ],
+)  # fmt: skip
+def test_jobs_that_keep_their_nodes_leave_guarantees_in_force(
+    suffix: str, memory: list[float], nodes: list[int], least: list[float], virtual_s: list[float],
+    cost: list[float] | None,
+) -> None:  # fmt: skip
+    seen = view([(1.0, (max(node, 0),)) for node in nodes], 2, least_yield_frac=least, virtual_time_s=virtual_s)
+    states = [JobState.WAITING if node < 0 else JobState.RUNNING for node in nodes]
+    more = {} if cost is None else {"move_cost_s": np.array(cost)}
+    seen = replace(
+        seen, state=np.array(states, dtype=np.int8), task_node=np.array(nodes), mem_req_frac=np.array(memory), **more
+    )
+    found = parse(f"/per/OPT=MIN/LEAST=jobs{suffix}").decide(seen, PASS)
+    used = [0.0, 0.0]
+    for node, share, promise in zip(found.task_node, found.yield_frac, least, strict=True):
+        if node >= 0:
+            assert share >= promise - 1e-9
+            assert share > 0.0
+            used[node] += share
+    assert max(used) <= 1.0 + 1e-9
+
+
 def test_jobs_that_can_never_be_guaranteed_their_yield_are_refused() -> None:
     policy = parse(f"{BASE}/LEAST=jobs")
     assert can_ever_run(policy, Job(1, 0.0, 4, 0.5, 0.1, 9.0, least_yield_frac=0.9), 2)
@@ -91,7 +149,7 @@ def test_jobs_that_can_never_be_guaranteed_their_yield_are_refused() -> None:
 JOBS = st.lists(
     st.tuples(
         st.integers(0, 2000), st.integers(1, 4), st.sampled_from((0.25, 0.5, 1.0)), st.sampled_from((0.1, 0.3, 0.6)),
-        st.integers(1, 3000), st.sampled_from((0.5, 1.0, 4.0)), st.sampled_from((0.0, 0.0, 0.3, 0.9)),
+        st.integers(1, 3000), st.sampled_from((0.5, 1.0, 4.0)), st.sampled_from((0.0, 0.0, 0.3, 0.5, 0.9)),
     ),
     min_size=1, max_size=8,
 )  # fmt: skip

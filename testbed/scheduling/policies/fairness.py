@@ -76,7 +76,7 @@ def weighted_yields(active: Ints, jobs: Jobs, cluster: Cluster, rules: Rules) ->
                 full_at[node] = _full_at(rows[begin[node] : begin[node + 1]], ratio, grows, jobs, cluster, rules)
             lowest = min(lowest, full_at[node])
         for node in range(full_at.size):
-            if 0.0 <= full_at[node] <= lowest + TOLERANCE_FRAC and lowest < np.inf:
+            if 0.0 <= full_at[node] <= lowest * (1.0 + TOLERANCE_FRAC) and lowest < np.inf:
                 _fix(rows[begin[node] : begin[node + 1]], lowest, ratio, grows, jobs, cluster, rules, full_at)
                 full_at[node] = np.inf
     for row in active:

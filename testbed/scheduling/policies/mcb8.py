@@ -15,7 +15,7 @@ import numpy as np
 
 from testbed.scheduling.compiler import kernel, lean_kernel
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC
-from testbed.scheduling.policies.fairness import guaranteed, is_plain, level_yield
+from testbed.scheduling.policies.fairness import MOST_GUARANTEED_FRAC, guaranteed, is_plain, level_yield
 from testbed.scheduling.policies.packing import Patterns, new_patterns, pack, set_lists
 from testbed.scheduling.policies.priority import by_decreasing_priority
 from testbed.scheduling.policies.problem import Problem, drop, new_problem, sort_items
@@ -83,11 +83,16 @@ def _search(
     """Return the patterns of the highest feasible target, with number -1 if there is none."""
     if _try(problem, 1.0, jobs, cluster, rules, time_s, stretch, best):
         return best
-    if not _try(problem, LEAST_TARGET, jobs, cluster, rules, time_s, stretch, best):
+    # The job with the largest relative weight has the least target as its yield at the lowest level.
+    largest = 1.0
+    if not stretch:
+        for row in problem.free:
+            largest = max(largest, problem.ratio[row])
+    if not _try(problem, LEAST_TARGET / largest, jobs, cluster, rules, time_s, stretch, best):
         best.number[0] = -1
         return best
-    low, high = LEAST_TARGET, 1.0
-    while high - low > TARGET_ACCURACY:
+    low, high = LEAST_TARGET / largest, 1.0
+    while high - low > TARGET_ACCURACY / largest:
         middle = (low + high) / 2.0
         if _try(problem, middle, jobs, cluster, rules, time_s, stretch, trial):
             low = middle
@@ -151,7 +156,8 @@ def requirement(
             return np.inf
         level = min(level, 1.0)
     elif not is_plain(rules):
-        level = level_yield(target, problem.ratio[row], guaranteed(row, jobs, rules))
+        # Divided by the most that is guaranteed, so that the guarantees on a full node do not exceed it.
+        level = max(level_yield(target, problem.ratio[row], 0.0), guaranteed(row, jobs, rules) / MOST_GUARANTEED_FRAC)
     return float(jobs.cpu_need_frac[row] * level)
 
 

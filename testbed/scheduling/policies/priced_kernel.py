@@ -18,6 +18,12 @@ from testbed.scheduling.places import match_nodes
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC, node_memory
 from testbed.scheduling.policies.decision import decide as decide_dfrs
 from testbed.scheduling.policies.decision import set_yields
+from testbed.scheduling.policies.fairness import (
+    MOST_GUARANTEED_FRAC,
+    guaranteed,
+    keep_guarantees,
+    relative_weights,
+)  # fmt: skip
 from testbed.scheduling.policies.greedy import place_all
 from testbed.scheduling.policies.kernel_policy import RulesAndColumns
 from testbed.scheduling.policies.placing import usage, waiting
@@ -43,6 +49,14 @@ class Before(NamedTuple):
     cost_s: Floats  # (J,) seconds per move; 0 if unknown
     moves: Mask  # (J,)
     packed: Mask  # (J,) jobs that ran when the pass began, after submissions of the same instant
+    ratio: Floats  # (J,) relative weights
+
+
+class Loads(NamedTuple):
+    """What the tasks on each node use of it."""
+
+    mem_frac: Floats  # (N,)
+    promised_frac: Floats  # (N,) guaranteed CPU
 
 
 @kernel
@@ -65,7 +79,9 @@ def decide(
     ran, stood_on, moves = cluster.running.copy(), cluster.task_node.copy(), np.zeros(cost_s.size, dtype=np.bool_)
     decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted, freed, False)
     calm_running, calm_node = cluster.running.copy(), cluster.task_node.copy()
-    before = Before(ran, stood_on, cost_s, moves, calm_running)
+    before = Before(
+        ran, stood_on, cost_s, moves, calm_running, relative_weights(active, jobs, cluster, rules.base)
+    )  # fmt: skip
     decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted[:0], False, True)
     if keep_places(rules, before, jobs, cluster, time_s, active) > rules.most_moves:
         cluster.running[:] = calm_running
@@ -83,7 +99,7 @@ def keep_places(
     left = rows.size
     if left == 0:
         return 0
-    memory = node_memory(active, jobs, cluster)
+    loads = Loads(node_memory(active, jobs, cluster), promised(active, jobs, cluster, rules.base))
     order = rows[np.argsort(-before.cost_s[rows], kind="mergesort")]
     least, total = worth(rules, before, jobs, cluster, time_s, active)
     changed = True
@@ -93,26 +109,26 @@ def keep_places(
             if not before.moves[row]:
                 continue
             planned = cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]].copy()
-            if not _put(row, before.task_node[jobs.offset[row] : jobs.offset[row + 1]], jobs, cluster, memory):
+            if not _put(row, before.task_node[jobs.offset[row] : jobs.offset[row + 1]], rules, jobs, cluster, loads):
                 continue
             before.moves[row] = False
             set_yields(rules.base, jobs, cluster, time_s, active)
             new_least, new_total = worth(rules, before, jobs, cluster, time_s, active)
             if is_less(new_least, new_total, least, total):
                 before.moves[row] = True
-                _put(row, planned, jobs, cluster, memory)
+                _put(row, planned, rules, jobs, cluster, loads)
             else:
                 least, total, changed = new_least, new_total, True
                 left -= 1
     if left > rules.most_moves:
-        left = _keep_more(rules, before, left, order, memory, jobs, cluster, time_s, active)
+        left = _keep_more(rules, before, left, order, loads, jobs, cluster, time_s, active)
     set_yields(rules.base, jobs, cluster, time_s, active)
     return int(left)
 
 
 @kernel
 def _keep_more(
-    rules: PricedRules, before: Before, left: int, order: Ints, memory: Floats, jobs: Jobs, cluster: Cluster,
+    rules: PricedRules, before: Before, left: int, order: Ints, loads: Loads, jobs: Jobs, cluster: Cluster,
     time_s: float, active: Ints,
 ) -> int:  # fmt: skip
     """Let further jobs stay, those with the least loss first; return the number that still move."""
@@ -122,19 +138,19 @@ def _keep_more(
         if not before.moves[row]:
             continue
         planned = cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]].copy()
-        if _put(row, before.task_node[jobs.offset[row] : jobs.offset[row + 1]], jobs, cluster, memory):
+        if _put(row, before.task_node[jobs.offset[row] : jobs.offset[row + 1]], rules, jobs, cluster, loads):
             before.moves[row] = False
             set_yields(rules.base, jobs, cluster, time_s, active)
             leasts[index], totals[index] = worth(rules, before, jobs, cluster, time_s, active)
             before.moves[row] = True
-            _put(row, planned, jobs, cluster, memory)
+            _put(row, planned, rules, jobs, cluster, loads)
     by_total = np.argsort(-totals, kind="mergesort")
     for index in by_total[np.argsort(-leasts[by_total], kind="mergesort")]:
         row = order[index]
         if left <= rules.most_moves:
             break
         nodes = before.task_node[jobs.offset[row] : jobs.offset[row + 1]]
-        if before.moves[row] and _put(row, nodes, jobs, cluster, memory):
+        if before.moves[row] and _put(row, nodes, rules, jobs, cluster, loads):
             before.moves[row] = False
             left -= 1
     return left
@@ -146,7 +162,10 @@ def _start_others(rules: PricedRules, jobs: Jobs, cluster: Cluster, time_s: floa
     least_s = rules.base.least_flow_time_s
     rows = by_decreasing_priority(waiting(active, cluster), jobs, cluster, time_s, least_s)
     cpu_frac, mem_frac = usage(active, jobs, cluster)
+    ran = cluster.running.copy()
     place_all(rows, jobs, cluster, cpu_frac, mem_frac)
+    if rules.base.guarantees:
+        keep_guarantees(active, ran, jobs, cluster)
     set_yields(rules.base, jobs, cluster, time_s, active)
 
 
@@ -164,7 +183,8 @@ def rename_nodes(
     taken = ~cluster.node_available
     size = _fix_pinned(rules, before, jobs, cluster, time_s, active, target, taken)
     pairs, savings = np.empty(size, dtype=np.int64), np.empty(size)
-    size = _list_pairs(before, jobs, cluster, active, pairs, savings)
+    counts = np.zeros((2, nodes), dtype=np.int64)
+    size = _list_pairs(before, jobs, cluster, active, counts, pairs, savings)
     by_pair = np.argsort(pairs[:size], kind="mergesort")
     size = _add_up(by_pair, pairs, savings)
     for index in np.argsort(-savings[:size], kind="mergesort"):
@@ -189,7 +209,7 @@ def _fix_pinned(
     for row in active:
         if before.running[row] and cluster.running[row]:
             tasks = jobs.offset[row + 1] - jobs.offset[row]
-            size += tasks * tasks
+            size += min(tasks, target.size) ** 2
             if before.packed[row] and is_pinned(row, jobs, cluster, rules.base, time_s):
                 for task in range(jobs.offset[row], jobs.offset[row + 1]):
                     target[cluster.task_node[task]] = cluster.task_node[task]
@@ -215,9 +235,12 @@ def _fill_up(target: Ints, taken: Mask, cluster: Cluster) -> None:
 
 @lean_kernel
 def _list_pairs(
-    before: Before, jobs: Jobs, cluster: Cluster, active: Ints, pairs: Ints, savings: Floats
+    before: Before, jobs: Jobs, cluster: Cluster, active: Ints, counts: Ints, pairs: Ints, savings: Floats
 ) -> int:  # fmt: skip
-    """Write the saving of each pair of a planned and a present node of a job; return the number of pairs."""
+    """Write the saving of each pair of a planned and a present node of a job; return the number of pairs.
+
+    `counts` (2, N) are zeros.
+    """
     nodes = cluster.node_available.size
     size = 0
     for row in active:
@@ -225,10 +248,23 @@ def _list_pairs(
             first, end = jobs.offset[row], jobs.offset[row + 1]
             saving = (1.0 + before.cost_s[row]) / (end - first)
             for task in range(first, end):
-                for other in range(first, end):
-                    pairs[size] = cluster.task_node[task] * nodes + before.task_node[other]
-                    savings[size] = saving
-                    size += 1
+                counts[0, cluster.task_node[task]] += 1
+                counts[1, before.task_node[task]] += 1
+            for task in range(first, end):
+                plan = cluster.task_node[task]
+                if counts[0, plan] > 0:
+                    for other in range(first, end):
+                        node = before.task_node[other]
+                        if counts[1, node] > 0:
+                            pairs[size] = plan * nodes + node
+                            savings[size] = saving * min(counts[0, plan], counts[1, node])
+                            size += 1
+                            counts[1, node] = -counts[1, node]
+                    counts[0, plan] = 0
+                    for other in range(first, end):
+                        counts[1, before.task_node[other]] = abs(counts[1, before.task_node[other]])
+            for task in range(first, end):
+                counts[1, before.task_node[task]] = 0
     return size
 
 
@@ -265,33 +301,54 @@ def _movers(before: Before, jobs: Jobs, cluster: Cluster, active: Ints) -> Ints:
 
 
 @lean_kernel
-def _put(row: int, nodes: Ints, jobs: Jobs, cluster: Cluster, memory: Floats) -> bool:
-    """Move the tasks of a job to `nodes` if they have free memory, and update `memory` (N,); else change nothing."""
+def _put(row: int, nodes: Ints, rules: PricedRules, jobs: Jobs, cluster: Cluster, loads: Loads) -> bool:
+    """Move the tasks of a job to `nodes`, and update the loads, if memory and guarantees fit; else change nothing."""
     need = jobs.mem_req_frac[row]
+    promise = jobs.cpu_need_frac[row] * guaranteed(row, jobs, rules.base)
     first = jobs.offset[row]
     for task in range(first, jobs.offset[row + 1]):
-        memory[cluster.task_node[task]] -= need
+        loads.mem_frac[cluster.task_node[task]] -= need
+        loads.promised_frac[cluster.task_node[task]] -= promise
     fits = True
     for index in range(nodes.size):
-        memory[nodes[index]] += need
+        loads.mem_frac[nodes[index]] += need
+        loads.promised_frac[nodes[index]] += promise
     for index in range(nodes.size):
-        fits = fits and memory[nodes[index]] <= CAPACITY_FRAC
+        fits = fits and loads.mem_frac[nodes[index]] <= CAPACITY_FRAC
+        if promise > 0.0:
+            fits = fits and loads.promised_frac[nodes[index]] <= MOST_GUARANTEED_FRAC + TOLERANCE_FRAC
     if fits:
         for index in range(nodes.size):
             cluster.task_node[first + index] = nodes[index]
         return True
     for index in range(nodes.size):
-        memory[nodes[index]] -= need
+        loads.mem_frac[nodes[index]] -= need
+        loads.promised_frac[nodes[index]] -= promise
     for task in range(first, jobs.offset[row + 1]):
-        memory[cluster.task_node[task]] += need
+        loads.mem_frac[cluster.task_node[task]] += need
+        loads.promised_frac[cluster.task_node[task]] += promise
     return False
+
+
+@kernel
+def promised(active: Ints, jobs: Jobs, cluster: Cluster, rules: Rules) -> Floats:
+    """Return the guaranteed CPU (N,) of the running jobs on each node."""
+    found = np.zeros(cluster.node_available.size)
+    for row in active:
+        if cluster.running[row]:
+            for task in range(jobs.offset[row], jobs.offset[row + 1]):
+                found[cluster.task_node[task]] += jobs.cpu_need_frac[row] * guaranteed(row, jobs, rules)
+    return found
 
 
 @lean_kernel
 def worth(
     rules: PricedRules, before: Before, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints
 ) -> tuple[float, float]:
-    """Return the least effective yield of all running jobs and their sum, or of inverses of estimated stretches."""
+    """Return the least effective yield of all running jobs and their sum, or of inverses of estimated stretches.
+
+    Yields are divided by relative weights.
+    """
     least, total = np.inf, 0.0
     for row in active:
         if not cluster.running[row]:
@@ -302,6 +359,7 @@ def worth(
         if rules.base.periodic == PACK_FOR_STRETCH:
             flow_time_s = time_s - jobs.submit_time_s[row]
             value = (cluster.virtual_time_s[row] + value * rules.horizon_s) / (flow_time_s + rules.horizon_s)
+        value /= before.ratio[row]
         least = min(least, value)
         total += value
     return least, total

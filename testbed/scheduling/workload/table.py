@@ -23,7 +23,8 @@ _INTEGER = re.compile(r"[-+]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _PROGRAM = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MAX_INT64 = 2**63 - 1
-MOST_WEIGHT = 1e6
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+LEAST_GUARANTEE = 1e-3  # of a yield; 0 for none
 _USUAL = {"urgent": "0"}  # default of columns that have a text for every job
 
 
@@ -124,9 +125,14 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
             raise InputError(where, column, text, f"an integer from {low} to 2^63 - 1")
         return value
 
-    def positive(column: str, expected: str, high: float = math.inf) -> float:
+    def positive(column: str, expected: str, high: float = math.inf, low: float = 0.0) -> float:
         text = row[columns[column]]
-        if not _NUMBER.fullmatch(text) or not math.isfinite(value := float(text)) or not 0 < value <= high:
+        if (
+            not _NUMBER.fullmatch(text)
+            or not math.isfinite(value := float(text))
+            or not 0 < value <= high
+            or value < low
+        ):
             raise InputError(where, column, text, expected)
         return value
 
@@ -135,8 +141,8 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
 
     def least_yield_frac() -> float:
         text = row[columns["least_yield_frac"]]
-        if not _NUMBER.fullmatch(text) or not 0 <= (value := float(text)) <= 1:
-            raise InputError(where, "least_yield_frac", text, "a yield from 0 to 1, or nothing")
+        if not _NUMBER.fullmatch(text) or not 0 <= (value := float(text)) <= 1 or 0 < value < LEAST_GUARANTEE:
+            raise InputError(where, "least_yield_frac", text, f"0, a yield from {LEAST_GUARANTEE:g} to 1, or nothing")
         return value
 
     def submit_time_s() -> float:
@@ -149,6 +155,7 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
 
     fraction = "a fraction of a node in (0, 1]"
     seconds = f"a finite number of seconds above 0, at most {MOST_TRACE_S:.0f}"
+    weights = f"a weight from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
     has_estimate = has("estimate_s")
     return Job(
         job_id=integer("job_id", 0),
@@ -161,7 +168,7 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
         estimate_s=positive("estimate_s", f"{seconds}, or nothing", MOST_TRACE_S) if has_estimate else None,
         urgent=_urgent(row[columns["urgent"]], where) if "urgent" in columns else False,
         program=_program(row[columns["program"]], where) if "program" in columns else None,
-        weight=positive("weight", f"a weight above 0, at most {MOST_WEIGHT:g}", MOST_WEIGHT) if has("weight") else 1.0,
+        weight=positive("weight", weights, MOST_WEIGHT, LEAST_WEIGHT) if has("weight") else 1.0,
         least_yield_frac=least_yield_frac() if has("least_yield_frac") else 0.0,
         true_need_frac=positive("true_need_frac", f"{fraction}, or nothing", 1.0) if has("true_need_frac") else None,
     )
