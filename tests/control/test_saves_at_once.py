@@ -18,7 +18,6 @@ from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
 from testbed.scheduling.workload.jobs import Job
 
-
 SPEC = GuestSpec(
     guest="a", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=10,
     program=ProgramSpec(name="eatcpu", work_units=10, units_per_iteration=10, seed=1),

@@ -103,6 +103,13 @@ def test_probabilities_of_zero_are_the_difference_between_the_two_roundings() ->
     assert again[0].node.tolist() == again[1].node.tolist()
 
 
+def test_a_placement_that_exceeds_a_memory_by_less_than_the_solver_sees_is_none() -> None:
+    pytest.importorskip("scipy")
+    found = place(StaticProblem(np.full(2, 0.5), np.full(2, 0.5000002), 1), "MILP")
+    assert found.node is None
+    assert place(StaticProblem(np.full(2, 0.5), np.full(2, 0.5), 1), "MILP").node is not None
+
+
 def test_a_packing_at_a_yield_is_a_step_of_the_search() -> None:
     draw = np.random.default_rng(1)
     problem = StaticProblem(draw.uniform(0.1, 1.0, 200), draw.uniform(0.05, 0.3, 200), 60)

@@ -19,8 +19,6 @@ from testbed.scheduling.static.policy import NAMES, StaticPolicy, named
 from testbed.scheduling.static.problem import StaticProblem
 from testbed.scheduling.workload.jobs import Job
 
-PLAIN = [name for name in NAMES if not name.startswith("RR")]
-
 
 def view(jobs: list[tuple[float, float, int | None]], available: list[bool]) -> ClusterView:
     """Return services of one task, of (CPU need, memory, node or None)."""
@@ -47,14 +45,14 @@ def test_an_arrival_places_all_anew_and_an_end_does_not() -> None:
 
 def test_nodes_are_renamed_so_that_services_stay() -> None:
     apart = [(0.9, 0.5, 2), (0.8, 0.5, 1), (0.7, 0.5, 0), (0.1, 0.4, None)]
-    for name in PLAIN:
+    for name in NAMES:
         found = StaticPolicy(name).decide(view(apart, [True] * 3), Event(submitted=(4,)))
         assert found.task_node.tolist()[:3] == [2, 1, 0], name
 
 
 def test_the_youngest_wait_where_there_is_no_room_and_lost_nodes_are_left() -> None:
     wide = [(0.5, 0.6, 0), (0.5, 0.6, 1), (0.5, 0.6, None)]
-    for name in PLAIN:
+    for name in NAMES:
         policy = StaticPolicy(name)
         assert policy.decide(view(wide, [True, True]), Event(submitted=(3,))).task_node.tolist() == [0, 1, -1]
         lost = policy.decide(view(wide, [False, True]), Event(changed=True))
@@ -72,7 +70,7 @@ SERVICES = st.lists(
 )  # fmt: skip
 
 
-@given(SERVICES, st.sampled_from(PLAIN))
+@given(SERVICES, st.sampled_from(NAMES))
 def test_simulated_services_are_placed_as_well_as_the_algorithm_can(rows: list, name: str) -> None:
     jobs = [
         Job(number, float(submit), tasks, need, memory, 1e5)
@@ -102,3 +100,5 @@ def test_names_are_those_of_the_installed_policies_and_others_are_refused() -> N
     assert named("Static / mcb8", 600.0).name == "static/MCB8"
     with pytest.raises(UserError, match=r"policy 'static/MILP': expected after static/ one of MCB8, "):
         named("static/MILP", 600.0)
+    with pytest.raises(UserError, match="expected after static/ one of MCB8, "):
+        named("static/RRND", 600.0)

@@ -18,11 +18,15 @@ DEFAULT_TIME_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Time limit of linear programs, seed of random choices, and most attempts of GB and SGB to place a task."""
+    """Time limit of linear programs, seed of random choices, and most attempts of GB and SGB to place a task.
+
+    With `compiles` kernels without cached machine code are compiled, which takes a minute; the results are the same.
+    """
 
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
     seed: int = 0
     attempts: int = ATTEMPTS
+    compiles: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +61,8 @@ def _greedy(*, by_need: bool, goes_back: bool) -> Placer:
     return place
 
 
-def _mcb8(problem: StaticProblem, _settings: Settings) -> tuple[Ints | None, float, str]:
-    return packed(problem), problem.bound, ""
+def _mcb8(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, float, str]:
+    return packed(problem, compiles=settings.compiles), problem.bound, ""
 
 
 def _rounded(*, non_zero: bool) -> Placer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.scheduling.compiler import can_compile, compiled
+from testbed.scheduling.compiler import can_compile, compiled, is_cached
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC
 from testbed.scheduling.policies.mcb8 import mcb8
 from testbed.scheduling.policies.packing import Runs, new_lists, new_patterns, pack, set_lists
@@ -15,10 +15,13 @@ from testbed.scheduling.static.problem import Ints, StaticProblem
 _RULES = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
 
 
-def packed(problem: StaticProblem) -> Ints | None:
-    """Return the node of each task (T,) at the highest yield found; None if no yield places all tasks."""
+def packed(problem: StaticProblem, *, compiles: bool = True) -> Ints | None:
+    """Return the node of each task (T,) at the highest yield found; None if no yield of 0.01 or more places all tasks.
+
+    Machine code that is not cached is only compiled with `compiles`.
+    """
     jobs, cluster = _arrays(problem)
-    search = compiled(mcb8) if can_compile() else mcb8
+    search = compiled(mcb8) if can_compile() and (compiles or is_cached(mcb8)) else mcb8
     search(np.arange(problem.tasks), jobs, cluster, _RULES, 0.0, False)
     return cluster.task_node if cluster.running.all() else None
 

@@ -2,8 +2,9 @@
 
 When a job arrives, and when nodes change, the algorithm places all jobs again; when a job ends, only if another one
 waits. Nodes of a new map are renamed so that many tasks keep their nodes. If not all jobs fit, the youngest jobs wait.
-Yields are max-min fair, and not below the equal yield of [PHD]. The integer program is not among the algorithms: its
-result within a time limit depends on the machine, so that a recorded decision could not be reproduced.
+Yields are max-min fair, and not below the equal yield of [PHD]. The algorithms that solve programs (MILP, RRND, RRNZ)
+are not among them: their results within a time limit depend on the machine, so that a recorded decision could not be
+reproduced, and the controller would wait for the solver.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from testbed.scheduling.static.algorithms import ALGORITHMS, Settings, place
 from testbed.scheduling.static.problem import StaticProblem
 
 FAMILY = "static"
-_SETTINGS = Settings(attempts=5_000)  # about 50 ms, as the controller waits for the decision
-NAMES = tuple(name for name in ALGORITHMS if name != "MILP")
+_SETTINGS = Settings(attempts=5_000, compiles=False)  # about 50 ms, as the controller waits for the decision
+NAMES = tuple(name for name in ALGORITHMS if name not in {"MILP", "RRND", "RRNZ"})
 _RULES = PricedRules(Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False), 0, 1.0)
 
 
@@ -62,7 +63,8 @@ class StaticPolicy:
         drop_lost(jobs, cluster, active)
         if event.submitted or event.changed or not cluster.running.all():
             self._place(active, jobs, cluster)
-            before = Before(ran, stood_on, np.zeros(active.size), np.zeros(active.size, dtype=np.bool_), ran)
+            zeros, none = np.zeros(active.size), np.zeros(active.size, dtype=np.bool_)
+            before = Before(ran, stood_on, zeros, none, ran, np.ones(active.size))
             rename_nodes(_RULES, before, jobs, cluster, view.time_s, active)
         max_min_yields(active, jobs, cluster)
         return as_decision(view, jobs, cluster)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import UserError
+from testbed.scheduling.policies.capacity import CAPACITY_FRAC
 from testbed.scheduling.static.problem import Floats, Ints, StaticProblem
 
 MOST_VARIABLES = 2_000_000
@@ -91,4 +92,6 @@ def exact(problem: StaticProblem, time_limit_s: float) -> tuple[Ints | None, flo
     """Return the best placement found, the bound for any placement, and whether the placement is proven optimal."""
     solved = solve(problem, integer=True, time_limit_s=time_limit_s)
     node = None if solved.placed is None else solved.placed.argmax(axis=1).astype(np.int64)
+    if node is not None and np.bincount(node, problem.mem_req_frac).max() > CAPACITY_FRAC:
+        return None, solved.bound, False  # the solver accepts rows that are exceeded by 1e-6
     return node, solved.bound, solved.optimal
