@@ -71,11 +71,11 @@ class LiveJob(JobGuests):
 
     @property
     def found_need_frac(self) -> float:
-        """The measured CPU need of a task, as the highest one of all tasks; without measurements the known need."""
-        if not self.needs_cores:
-            return self.told_need_frac
+        """The measured CPU need of a task, as the highest one of all tasks; the known need for unmeasured tasks."""
         node_cores = self.specs[0].cpu_cores / self.told_need_frac
-        return min(max(max(self.needs_cores.values()) / node_cores, LEAST_NEED_FRAC), 1.0)
+        measured = [cores / node_cores for cores in self.needs_cores.values()]
+        unmeasured = [self.told_need_frac] if len(measured) < len(self.specs) else []
+        return min(max([*measured, *unmeasured, LEAST_NEED_FRAC]), 1.0)
 
     def take_need(self, need_frac: float) -> None:
         """Change the CPU need: from now on yields are fractions of the new need."""

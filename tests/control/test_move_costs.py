@@ -54,6 +54,16 @@ def test_models_of_the_clock_are_taken_times_the_time_scale(tmp_path: Path) -> N
     assert MoveCosts("constant:300", 4.0, 60.0).of([job]).tolist() == [300.0]
 
 
+@pytest.mark.parametrize(("per", "cost_s"), [("node", 3.0), ("cluster", 8.0)])
+def test_tasks_on_nodes_of_their_own_move_as_fast_as_one(tmp_path: Path, per: str, cost_s: float) -> None:
+    path = tmp_path / "measured.toml"
+    path.write_text(
+        f'[overheads]\nconcurrent_tasks = [1, 8]\nconcurrent_per = "{per}"\nmemory_gb = [1.0, 2.0]\n'
+        "resume_s = [[1, 1], [1, 1]]\nmigration_s = [[3, 3], [8, 8]]\n"
+    )
+    assert MoveCosts(str(path), 4.0, 1.0).of([Job(1, 0.0, 8, 0.5, 0.25, 100.0)]).tolist() == [cost_s]
+
+
 @pytest.mark.parametrize(
     ("overheads", "message"),
     [

@@ -90,6 +90,8 @@ def test_what_nodes_claim_stays_within_a_node() -> None:
     assert live.found_need_frac == 0.5
     live.needs_cores = {0: 0.4, 1: 0.3}
     assert live.found_need_frac == pytest.approx(0.2), "the highest need of a task, on nodes of two cores"
+    live.needs_cores = {0: 0.3}
+    assert live.found_need_frac == 0.5, "a task without an estimate needs what is known"
     live.needs_cores = {0: 1e30}
     assert live.found_need_frac == 1.0
     live.needs_cores = {0: 0.0, 1: 0.0}

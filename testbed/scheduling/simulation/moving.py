@@ -125,9 +125,15 @@ def seconds_of(change: int, overheads: OverheadTable, with_it: int, mem_req_frac
 
 
 def move_costs_s(jobs: Sequence[Job], overheads: OverheadTable) -> Floats:
-    """Return the seconds for which a move of all its tasks, and of no others, stops each job (J,), for policies."""
+    """Return the seconds for which a move of all its tasks, and of no others, stops each job (J,), for policies.
+
+    Where concurrency counts per node, the tasks are expected on nodes of their own.
+    """
     return np.array([
-        seconds_of(MIGRATION, overheads, job.tasks, job.mem_req_frac, job.tasks > 1) for job in jobs
+        seconds_of(
+            MIGRATION, overheads, 1 if overheads.beyond.per_node else job.tasks, job.mem_req_frac, job.tasks > 1
+        )
+        for job in jobs
     ], dtype=np.float64)  # fmt: skip
 
 
