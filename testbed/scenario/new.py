@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.bus.drivers import traits_of
+
 DRIVERS = ("process", "libvirt", "docker")
 
 
@@ -50,7 +52,7 @@ def scenario_text(answers: Answers) -> str:
         "",
         *_workload(answers),
     ]
-    if answers.driver == "libvirt":
+    if traits_of(answers.driver).hypervisor:
         lines += ["", "[box] # `testbed lab up FILE` creates the nodes on this machine, as root"]
     for number in range(answers.nodes):
         lines += [

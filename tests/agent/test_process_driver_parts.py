@@ -170,7 +170,7 @@ def test_a_segment_that_cannot_be_removed_keeps_nobody_from_ending(
     own.touch()
     segments.remove_segments([foreign, own, tmp_path / "mpich_gone"])
     assert list(tmp_path.iterdir()) == [foreign]
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == [f"{foreign} stays"]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [f"{foreign} was not removed"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"boot": "x", "started": {"1": "one"}}', '{"started": 3}'])

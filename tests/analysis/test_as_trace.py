@@ -73,7 +73,7 @@ def test_jobs_that_are_done_and_the_work_of_deleted_ones(tmp_path: Path, caplog:
     ]  # fmt: skip
     with caplog.at_level(logging.WARNING):
         assert jobs_of_run(run) == expected
-    for words in ("deleted, and end", "deleted before", "failed and were", "had not ended"):
+    for words in ("deleted, and are", "deleted before", "failed and were", "had not ended"):
         assert f"1 of 5 jobs {words}" in caplog.text or f"1 of 5 jobs were {words}" in caplog.text
     out = tmp_path / "trace.csv"
     result = CliRunner().invoke(convert, [str(run), str(out), "--from", "run"], catch_exceptions=False)

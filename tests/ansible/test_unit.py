@@ -171,7 +171,7 @@ def test_the_role_has_no_unit_and_no_package_of_its_own() -> None:
     (specs,) = yaml.safe_load((role / "meta/argument_specs.yml").read_text()).values()
     assert specs["main"]["options"]["agent_package"] == {
         "type": "path", "required": True,
-        "description": "The wheel that is installed, as you have built it on the machine that Ansible runs on.",
+        "description": "The wheel to install, built by you on the machine that runs Ansible.",
     }  # fmt: skip
 
 

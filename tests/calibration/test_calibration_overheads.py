@@ -117,7 +117,7 @@ def test_levels_begin_with_one_task(tmp_path):
     several = [outcome for outcome in trials.outcomes if outcome.condition["concurrent"] > 1]
     found = calibrate_from(Trials(BEGIN, several))
     assert found.overheads.concurrent_tasks == (1, 2, 4)
-    assert any("One task at a time was not measured" in note for note in found.about.notes)
+    assert any("Single tasks were not measured" in note for note in found.about.notes)
     assert np.all(simulated(found, tmp_path).save_s >= 0.0)
 
 

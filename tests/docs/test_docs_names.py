@@ -10,7 +10,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAME = re.compile(r"`((?:testbed|node_agent)(?:\.\w+)+)`")
-GROUPS = re.compile(r"testbed\.(drivers|experiments|policies|programs|recorders)")  # groups of entry points
+GROUPS = re.compile(r"testbed\.(drivers|experiments|overheads|policies|programs|recorders)")  # groups of entry points
 
 
 def exists(name: str) -> bool:

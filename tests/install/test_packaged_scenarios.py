@@ -43,7 +43,7 @@ def test_the_packaged_files_are_those_of_the_project() -> None:
     project = {path.relative_to(ROOT / "scenarios"): path.read_bytes() for path in (ROOT / "scenarios").rglob("*.*")}
     packaged = {path.relative_to(packaged_folder()): path.read_bytes() for path in packaged_folder().rglob("*.*")}
     assert packaged == project
-    assert len(packaged_campaigns()) == 7
+    assert len(packaged_campaigns()) == 8
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

@@ -128,7 +128,7 @@ def test_without_the_extra_the_tables_are_printed_and_one_line_says_what_to_inst
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--overheads", "constant:3"], "expected --simulate with it"),
+        (["--overheads", "constant:3"], "expected --simulate, too"),
         (["--no-html", "--simulate"], "--no-html writes no page"),
         (["--simulate", "--overheads", "konstant:3"], "konstant"),
         (["--against", "nowhere"], "nowhere: no such run directory"),

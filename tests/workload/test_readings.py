@@ -128,7 +128,7 @@ def test_requested_times_stay_even_if_a_job_ran_longer(caplog):
 @pytest.mark.parametrize("name", READINGS)
 def test_unusable_logs_are_refused(name):
     job = (1, 0, 60, 1, -1, 1, -1, 1)
-    with pytest.raises(InputError, match=r"t\.swf: job_number = 1: expected one line a job"):
+    with pytest.raises(InputError, match=r"t\.swf: job_number = 1: expected one line per job"):
         read(name, _log(job, job))
     with pytest.raises(InputError, match=r"t\.swf: content = '1 records': expected at least one job that ran"):
         read(name, _log((1, 0, -1, 1, -1, 1, -1, 5)))
