@@ -150,11 +150,14 @@ def test_users_have_weights_and_guarantees_are_kept_or_refused(start: Callable[.
     lab.until(others, "running")
     for job in mine:
         lab.until(job, "running")
-    arrivals = {entry["arrival"]["job"]: entry["arrival"] for entry in of_kind(read_journal(lab.run.path), "arrived")}
+    arrivals = {
+        entry["arrival"]["job"]: entry["arrival"]
+        for entry in of_kind(read_journal(lab.run.path / "events.jsonl"), "arrived")
+    }
     assert arrivals[mine[0]]["weight"] == 3.0
-    views = [entry["view"] for entry in of_kind(read_journal(lab.run.path), "decision")]
+    views = [entry["view"] for entry in of_kind(read_journal(lab.run.path / "events.jsonl"), "decision")]
     assert views[-1]["least_yield_frac"] == [0.0, 0.6, 0.6]
-    choice = of_kind(read_journal(lab.run.path), "decision")[-1]["choice"]
+    choice = of_kind(read_journal(lab.run.path / "events.jsonl"), "decision")[-1]["decision"]
     assert min(choice["yield_frac"][1:]) >= 0.6
     for job in (others, *mine):
         lab.ask("qdel", str(job))

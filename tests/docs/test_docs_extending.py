@@ -204,7 +204,7 @@ def test_the_experiment_goes_from_trials_on_processes_to_a_figure(plugins: Path,
     assert "iterations of 0.05 s" in figure
     assert "A hold waits for half an iteration." in page
     assert "Other experiments" in page
-    assert "6 of these 7 are of [RR]" in page, "a plug-in's assumption is not one of the papers'"
+    assert "6 of these 7 assumptions are from [RR]" in page, "a plug-in's assumption is not one of the papers'"
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ KINDS = {
 }
 MARKS = {"run", "file", "before", "after", "background", "started", "stays", "until", "exits", "short"}
 _BLOCK = re.compile(
-    r"^(?P<marks>(?:<!-- [a-z]+: .*? -->\n)*)```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"^(?P<marks>(?:<!-- [a-z]+: [^\n]*? -->\n)*)```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 _MARK = re.compile(r"<!-- ([a-z]+): (.*?) -->")
 _HEAD = """set -euo pipefail
