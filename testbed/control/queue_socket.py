@@ -11,6 +11,7 @@ import contextlib
 import grp
 import os
 import pwd
+import socket
 import stat
 import tempfile
 from collections.abc import AsyncIterator
@@ -135,9 +136,22 @@ def send(lab: str, request: Request) -> Answer:
 
 
 def served_labs() -> list[str]:
-    """Return the names of the labs with a socket on this machine."""
+    """Return the names of the labs whose controllers listen on this machine."""
     folders = [FOLDER, *filter(_is_own, [_own_folder()])]
-    return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.sock")})
+    sockets = [path for folder in folders if folder.is_dir() for path in folder.glob("*.sock")]
+    return sorted({path.stem for path in sockets if _listens(path)})
+
+
+def _listens(path: Path) -> bool:
+    """Return whether a process listens on a socket; a killed controller leaves its socket behind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # this user may not ask
+            return True
+    return True
 
 
 def _refusal(text: str) -> bytes:

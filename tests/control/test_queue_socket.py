@@ -179,6 +179,17 @@ def test_a_folder_that_somebody_else_may_have_made_holds_no_socket(fault: str, t
         served(Taker(), asking(JOB))
 
 
+def test_the_socket_of_a_killed_controller_is_no_lab(tmp_path: Path) -> None:
+    path = place("lab-1", root=False)
+    path.parent.mkdir()
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert served_labs() == ["lab-1"]
+    assert path.exists()
+    assert served_labs() == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="root can give a folder away, others cannot")
 def test_nobody_is_asked_in_a_folder_of_somebody_else(tmp_path: Path) -> None:
     """A user's folder may be in a shared place, where another user can create it first."""
