@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from intervals import interval
+from intervals import interval_text
 from lab import print_machine
 from rows import add_rows, read_rows
 
@@ -71,13 +71,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             measures = [f"{kind} stretch, {group}" for group in GROUPS for kind in ("mean", "max")]
             for measure in measures if found else ():
                 values = [row[measure] for row in found.values()]
-                low, high = interval(values)
                 cells = [f"{load:g}", way or "none", str(len(values)), measure, f"{statistics.median(values):.3g}",
-                         f"{low:.3g} to {high:.3g}", "", ""]  # fmt: skip
+                         interval_text(values), "", ""]  # fmt: skip
                 ratios = [row[measure] / by_way[""][seed][measure] for seed, row in found.items() if seed in by_way[""]]
                 if way and ratios:
-                    least, most = interval(ratios)
-                    cells[6:] = [f"{statistics.median(ratios):.3f}", f"{least:.3f} to {most:.3f}"]
+                    cells[6:] = [f"{statistics.median(ratios):.3f}", interval_text(ratios, ".3f")]
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

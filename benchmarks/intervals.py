@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 RESAMPLES = 2000
+LEAST_VALUES = 6  # for a 95 % interval of a median
 
 
 def bootstrap(statistic: Callable[[random.Random], float]) -> tuple[float, float]:
@@ -17,8 +18,20 @@ def bootstrap(statistic: Callable[[random.Random], float]) -> tuple[float, float
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of the median."""
+    """Return the 95 % interval of the median; the range of fewer than `LEAST_VALUES` values, which covers it less often.
+
+    The median is outside the range of n values only if all of them are on one side, with a probability of 2 / 2^n.
+    """
+    if len(values) < LEAST_VALUES:
+        return min(values), max(values)
     return bootstrap(lambda draw: median(draw.choices(values, k=len(values))))
+
+
+def interval_text(values: Sequence[float], form: str = ".3g") -> str:
+    """Return the interval of the median as text, with its level if that is not 95 %."""
+    low, high = interval(values)
+    level = "" if len(values) >= LEAST_VALUES else f" ({100 * (1 - 2 ** (1 - len(values))):.3g} %)"
+    return f"{low:{form}} to {high:{form}}{level}"
 
 
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:

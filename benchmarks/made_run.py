@@ -22,7 +22,7 @@ from testbed.run.journal import convert, plain
 from testbed.scheduling.bound.max_stretch import bound
 from testbed.scheduling.metrics import bounded_stretch
 from testbed.scheduling.policies.catalogue import parse
-from testbed.scheduling.policies.dfrs import use_compiled
+from testbed.scheduling.policies.loading import use_compiled
 from testbed.scheduling.policies.view import ClusterView, Decision, Event, Policy
 from testbed.scheduling.simulation.loop import run_loop
 from testbed.scheduling.simulation.overheads import constant
@@ -220,9 +220,9 @@ class _Maker:
 
 def make_run(path: Path, *, points: int, jobs: int, nodes: int, seed: int = 1) -> Shape:
     """Make a run directory of about `points` points, at least those of its schedule; return its counts."""
-    use_compiled()
     trace = synthetic_trace(nodes, jobs, seed)
     policy = _Recording(parse(POLICY))
+    use_compiled(parse(POLICY))
     run = run_loop(trace, nodes, policy, constant(300.0).table(8.0), record=True, views=True)  # type: ignore[arg-type]  # it replaces a policy
     scale = float(run.end_s.max()) / WALL_S
     tags = {"run": path.name, "lab": "made", "policy": POLICY}

@@ -1,6 +1,6 @@
 """Live DFRS with passes that know the cost of moves, or that move few jobs, compared with the plain policy.
 
-    python benchmarks/price_of_moves.py --seeds 5 --overheads calibration.toml --json price.jsonl
+    python benchmarks/price_of_moves.py --seeds 6 --overheads calibration.toml --json price.jsonl
     python benchmarks/price_of_moves.py --table price.jsonl
 
 8 jobs of 20 to 60 s, of 1 to 3 tasks, on 4 nodes of a fifth of a core, as processes, at an offered load of 0.9. Passes
@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from intervals import interval
+from intervals import interval_text
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
@@ -91,13 +91,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for way, found in by_way.items():
         for measure in MEASURES if found else ():
             values = [float(row[measure]) for row in found.values()]
-            low, high = interval(values)
             cells = [way or "none", str(len(values)), measure, f"{statistics.median(values):.3g}",
-                     f"{low:.3g} to {high:.3g}", "", ""]  # fmt: skip
+                     interval_text(values), "", ""]  # fmt: skip
             gaps = [row[measure] - by_way[""][seed][measure] for seed, row in found.items() if seed in by_way[""]]
             if way and gaps:
-                least, most = interval(gaps)
-                cells[5:] = [f"{statistics.median(gaps):+.3g}", f"{least:+.3g} to {most:+.3g}"]
+                cells[5:] = [f"{statistics.median(gaps):+.3g}", interval_text(gaps, "+.3g")]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

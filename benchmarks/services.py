@@ -1,6 +1,6 @@
 """Live services under static placement: the minimum yield of the decision, the measured one, and the bound.
 
-    python benchmarks/services.py --seeds 5 --json services.jsonl
+    python benchmarks/services.py --seeds 6 --json services.jsonl
     python benchmarks/services.py --table services.jsonl
 
 8 services of one task arrive one by one, 10 s apart, on 4 nodes of a fifth of a core, as processes. Static policies
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from intervals import interval
+from intervals import interval_text
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
@@ -100,14 +100,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         for measure in MEASURES:
             values = [float(row[measure]) for row in found if row[measure] is not None]
             if values:
-                low, high = interval(values)
-                cells = (
-                    policy,
-                    str(len(values)),
-                    measure,
-                    f"{statistics.median(values):.3g}",
-                    f"{low:.3g} to {high:.3g}",
-                )
+                median = f"{statistics.median(values):.3g}"
+                cells = (policy, str(len(values)), measure, median, interval_text(values))
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

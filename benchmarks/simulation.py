@@ -19,7 +19,7 @@ from intervals import ratio_of_medians
 
 from testbed.scheduling.bound.max_stretch import bound
 from testbed.scheduling.policies.catalogue import parse
-from testbed.scheduling.policies.dfrs import use_compiled
+from testbed.scheduling.policies.loading import use_compiled
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Event, JobState
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
@@ -135,7 +135,7 @@ def main() -> None:
     from lab import print_machine, print_table  # noqa: PLC0415  # it loads a live lab, whose memory must not count
 
     print_machine()
-    use_compiled()
+    use_compiled(parse("MCB8 */OPT=MIN"))
     traces = [synthetic_trace(NODES, 1000, seed) for seed in range(1, options.traces + 1)]
     print_table(
         f"{options.traces} traces of 1000 jobs on {NODES} nodes; the best of 3 of each trace",

@@ -308,7 +308,8 @@ class NullDriver(Driver):
             length_s, cores = now_s - found.since_s, min(found.cap_cores, need_cores)
             found.units = min(until, found.units + cores * length_s * UNITS_PER_CORE_S / part)
             found.cpu_s += cores * length_s
-            found.throttled_s += (1.0 - cores / need_cores) * length_s
+            if cores < need_cores:  # it never waits for its pace, and uses all of its CPUs unless it is throttled
+                found.throttled_s += (1.0 - cores / found.spec.program.workers) * length_s
         found.since_s = now_s
 
     def _begin(self, guest: str) -> None:

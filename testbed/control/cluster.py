@@ -17,7 +17,7 @@ from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
 from testbed.scheduling.metrics import bounded_stretch
-from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState, unless
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Ints, JobState, unless
 from testbed.scheduling.workload.jobs import Job
 
 LEAST_NEED_FRAC = 0.01  # of a node: lower bound of a measured CPU need
@@ -195,6 +195,19 @@ class LiveJob(JobGuests):
         )
 
 
+def _image_nodes(jobs: Iterable[LiveJob]) -> Ints:
+    """Return the node of the image of each task of the jobs that are not to run, NOT_PLACED for tasks without one.
+
+    A job that is still to be saved gets its images where it runs.
+    """
+    nodes: list[int] = []
+    for live in jobs:
+        status = live.status()
+        there = None if live.state.wanted else status.saved_on or status.running_on
+        nodes += there or [NOT_PLACED] * live.job.tasks
+    return np.array(nodes, dtype=np.int64)
+
+
 class Cluster:
     """All jobs of the run by id, in order of submission, and its history, which has the available nodes."""
 
@@ -268,6 +281,7 @@ class Cluster:
             weight=unless(np.array([live.job.weight for live in active], dtype=np.float64), 1.0),
             least_yield_frac=unless(np.array([live.job.least_yield_frac for live in active], dtype=np.float64), 0.0),
             move_cost_s=None if costs is None else costs.of([live.job for live in active]),
+            image_node=None if costs is None else _image_nodes(active),
         )
 
     def targets(self) -> Mapping[int, Target]:

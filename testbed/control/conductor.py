@@ -76,7 +76,7 @@ class Conductor:
         )  # fmt: skip
         self.tracker = Tracker(cluster, recorder)
         if watches_needs(policy):
-            self.tracker.need_found = self._change
+            self.tracker.need_found = self._find_need
         self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts, book=book)
         self.orders = Orders(cluster, clock, recorder, self.executor, self._live, self._wake.set)
         for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear, self.orders.hear):
@@ -85,6 +85,7 @@ class Conductor:
         self._unknown: list[LiveJob] = []  # submitted, and not reported to the policy yet
         self._completed: list[int] = []
         self._changed = False
+        self._found = False  # whether a need was found since the last decision
         self._checked = asyncio.Event()
         self._next_pass = 0
         self._collected_s = 0.0  # trace time of the last collection of events
@@ -135,7 +136,7 @@ class Conductor:
                 if self.orders.hold():
                     continue
                 event = self._collect()
-                if event != Event():
+                if event != Event() or self._found:
                     self._decide(event)
             await self._until_checked()
 
@@ -177,6 +178,11 @@ class Conductor:
     def _change(self) -> None:
         """Request a new decision after a failed operation or a change."""
         self._changed = True
+        self._wake.set()
+
+    def _find_need(self) -> None:
+        """Request a decision with a new need, and without an event, as in simulations: yields change, places do not."""
+        self._found = True
         self._wake.set()
 
     async def _sleep(self) -> None:
@@ -226,6 +232,7 @@ class Conductor:
         )  # fmt: skip
 
     def _decide(self, event: Event) -> None:
+        self._found = False
         view = self._view(self.clock.trace_s())
         begin_s = time.perf_counter()
         decision = self.policy.decide(view, event)

@@ -378,7 +378,12 @@ class Executor:
         return await self._do(live, action)
 
     async def _do(self, live: LiveJob, action: PlannedAction) -> _Result:
-        """Perform one action once, and return its result."""
+        """Perform one action once, and return its result.
+
+        Its yield is that of the history, which follows changes of the need after the plan: the cap is the planned one.
+        """
+        if live.state.flight is not None:
+            action = replace(action, yield_frac=live.state.flight.yield_frac)
         match action.verb:
             case Verb.START:
                 await self._operations.start(live, action.nodes, action.yield_frac, ())

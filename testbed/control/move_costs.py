@@ -10,7 +10,7 @@ from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Floats, Policy, knows_costs
 from testbed.scheduling.simulation.moving import move_costs_s
 from testbed.scheduling.simulation.overheads_file import LIVE, SAVE_AND_RESTORE, load_ways
-from testbed.scheduling.simulation.overheads_parser import parse_overheads
+from testbed.scheduling.simulation.overheads_parser import CHEAPER, parse_overheads
 from testbed.scheduling.workload.jobs import Job
 
 
@@ -34,6 +34,7 @@ class MoveCosts:
 def known_costs(policy: Policy, scenario: Scenario) -> MoveCosts | None:
     """Return the costs of moves for a policy that uses them, None for other policies.
 
+    If the scenario chooses the cheaper way of migration for each job, the costs are those of the cheaper way.
     Raises `UserError` if the policy uses costs, and the scenario names no model or one that cannot be read.
     """
     if not knows_costs(policy):
@@ -43,7 +44,8 @@ def known_costs(policy: Policy, scenario: Scenario) -> MoveCosts | None:
             f"overheads: policy {policy.name} uses the cost of moves: expected a model in the scenario, such as "
             "overheads = 'calibration.toml' (`testbed calibrate`) or 'constant:300'"
         )
-    return MoveCosts(scenario.overheads, scenario.nodes[0].memory_mib * 2**20 / 1e9, scenario.time_scale)
+    model = f"{scenario.overheads}#{CHEAPER}" if scenario.migration.mechanism == CHEAPER else scenario.overheads
+    return MoveCosts(model, scenario.nodes[0].memory_mib * 2**20 / 1e9, scenario.time_scale)
 
 
 class WayCosts:
@@ -63,7 +65,7 @@ def way_costs(scenario: Scenario) -> WayCosts | None:
 
     Raises `UserError` if the scenario does so, and names no calibration with both mechanisms.
     """
-    if scenario.migration.mechanism != "cheaper":
+    if scenario.migration.mechanism != CHEAPER:
         return None
     if scenario.overheads is None or not scenario.overheads.lower().endswith(".toml"):
         raise UserError(

@@ -17,6 +17,7 @@ from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.lab.fleet import Node
 from testbed.lab.guest_specs import cap_at
 from testbed.measure.points import Value
+from testbed.needs.estimator import NEED_WINDOW_S
 from testbed.run import events
 from testbed.run.phases import Phase
 
@@ -90,6 +91,7 @@ class Tracker:
         self.work_rates = WorkRates()
         self.divides = False  # whether the tasks of a job divide its CPU among themselves
         self.need_found: Callable[[], None] | None = None  # called for policies that use measured CPU needs
+        self._needs_again_s: dict[int, float] = {}  # when a job's need may cause a decision again, by job
         self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # dropped, refused, by node and boot
         self._begin_ns: int | None = None  # begin of the run on the loop's clock
 
@@ -246,9 +248,16 @@ class Tracker:
             self._window(live, task, record.mono_ns, sample, tags)
 
     def _hear_need(self, live: LiveJob, task: int, need: NeedSample, found: Callable[[], None]) -> None:
-        """Record a node's estimate of a task's CPU need; request a decision if the job's need differs by enough."""
+        """Record a node's estimate of a task's CPU need; request a decision if the job's need differs by enough.
+
+        A job causes at most one such decision per window of the estimators, however often its nodes change estimates.
+        """
         live.needs_cores[task] = need.booked_cores
-        if abs(live.found_need_frac / live.told_need_frac - 1.0) > NEWS_FRAC:
+        now_s = self._recorder.now_s()
+        if abs(live.found_need_frac / live.told_need_frac - 1.0) > NEWS_FRAC and now_s >= self._needs_again_s.get(
+            live.job_id, 0.0
+        ):
+            self._needs_again_s[live.job_id] = now_s + NEED_WINDOW_S
             found()
 
     def _last_steps(self, node: int, live: LiveJob, task: int, end: Done) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from testbed.bus.messages import GuestSpec
+from testbed.lab.guest_specs import cap_at
 
 
 class Whereabouts(Protocol):
@@ -105,6 +106,10 @@ class JobGuests:
     def memory_mib(self) -> int:
         """Memory of one task."""
         return self.specs[0].memory_mib
+
+    def cap_cores(self, yield_frac: float) -> float:
+        """Return the cap of each guest at a yield, with the present CPU need of the job."""
+        return cap_at(self.specs[0], yield_frac)
 
     def image_names(self, number: int) -> tuple[str, ...]:
         """Names of the images of save `number`, by task; unique per save, so that a delayed delete is harmless."""

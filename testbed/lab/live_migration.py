@@ -13,7 +13,6 @@ from testbed.bus.messages import Adopt, ExpectGuest, Migrate, Stop
 from testbed.bus.migration import Destination
 from testbed.bus.numbers import Bytes, Count, Seconds
 from testbed.errors import FailureCode, RunError, TestbedError
-from testbed.lab.guest_specs import cap_at
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.operations import Operations
 from testbed.lab.replies import Nodes, ask
@@ -58,30 +57,30 @@ class LiveMigration:
         `live.state` is updated when each guest arrives. Raises `StaysError` if some guests stayed on their source (then
         all guests are set back to the old yield), `LostError` if a guest is on neither node without having ended.
         """
-        before = self._running_on(live)
+        before, cores = self._running_on(live), live.cap_cores(yield_frac)
         await self.operations.end_dividing(live, min(yield_frac, live.state.yield_frac))
         moving = [task for task in range(len(targets)) if before[task] != targets[task]]
         results = await asyncio.gather(
-            *(self._member(live, task, targets[task], yield_frac) for task in moving), return_exceptions=True
+            *(self._member(live, task, targets[task], cores) for task in moving), return_exceptions=True
         )
         failures = [result for result in results if isinstance(result, BaseException)]
         failures.sort(key=lambda failure: isinstance(failure, StaysError))  # the most severe error first
         moved = [result for result in results if isinstance(result, Moved)]
         if failures:
             if isinstance(failures[0], StaysError) and (moved or self.operations.divides):
-                await self._level_caps(live, live.state.yield_frac)
+                await self._level_caps(live, live.cap_cores(live.state.yield_frac))
             raise failures[0]
-        if self.operations.divides or (len(moving) < len(targets) and yield_frac != live.state.yield_frac):
-            await self._level_caps(live, yield_frac)
+        if self.operations.divides or (len(moving) < len(targets) and cores != live.cap_cores(live.state.yield_frac)):
+            await self._level_caps(live, cores)
         return moved
 
-    async def _level_caps(self, live: JobGuests, yield_frac: float) -> None:
-        """Set the caps of all guests to one yield, so that the guests of a job do not keep different yields."""
+    async def _level_caps(self, live: JobGuests, cores: float) -> None:
+        """Set the caps of all guests to these cores, so that the guests of a job do not keep different yields."""
         for attempt in range(self.deadlines.tries):
             if attempt:
                 await asyncio.sleep(0.2 * 2**attempt)
             try:
-                await self.operations.set_running_cap(live, yield_frac)
+                await self.operations.set_running_cap(live, cores / live.cap_cores(1.0))
             except TestbedError:
                 if live.state.finished_tasks:
                     return  # a guest that has ended has no cap
@@ -95,7 +94,7 @@ class LiveMigration:
             raise RunError(f"job {live.job_id} does not run")
         return live.state.running_on
 
-    async def _member(self, live: JobGuests, task: int, target: int, yield_frac: float) -> Moved | None:
+    async def _member(self, live: JobGuests, task: int, target: int, cap_cores: float) -> Moved | None:
         """Migrate one guest; None if it ended before or during the migration."""
         loop = asyncio.get_running_loop()
         source, spec = self._running_on(live)[task], live.specs[task]
@@ -117,7 +116,7 @@ class LiveMigration:
             except TestbedError as error:
                 failure = error
                 await self._ask_both_ends(live, task, source, target, error)
-            refusal = await self._adopt(live, task, target, cap_at(spec, yield_frac))
+            refusal = await self._adopt(live, task, target, cap_cores)
             if refusal is not None:
                 raise LostError(f"{spec.guest} is at neither end of its migration: {failure or refusal}; {refusal}")
         if task in live.state.finished_tasks:

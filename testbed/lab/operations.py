@@ -228,9 +228,13 @@ class Operations:
         return {spec.task: read_back[spec.guest] for spec in live.specs}
 
     async def set_running_cap(self, live: JobGuests, yield_frac: float) -> dict[int, float]:
-        """Set the caps of running guests; raises `RunError` if a cap in force differs from the requested one."""
+        """Set the caps of running guests; raises `RunError` if a cap in force differs from the requested one.
+
+        The caps are those of the present needs; a need that changes meanwhile is of the next decision.
+        """
+        placed = self._placed(live)
         caps = await self.set_cap(live, yield_frac)
-        for node, spec in self._placed(live):
+        for node, spec in placed:
             wanted, found = cap_at(spec, yield_frac), caps[spec.task]
             if not same_cap(found, wanted, float(spec.program.workers)):
                 raise RunError(

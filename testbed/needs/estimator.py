@@ -9,8 +9,11 @@ The estimator gets one window at a time; within a window the cap does not change
 
 The estimator intersects the bounds of all windows. If the intersection becomes empty, the need has changed, and only
 the newest window counts. The estimate is the mean usage of the unthrottled windows. Without any, the estimate is the
-declared need if it agrees with the bounds, and otherwise twice the lower bound. The next cap is then higher, and its
-window gives tighter bounds.
+declared need or twice the lower bound, whichever is larger, within the bounds. Thus a throttled guest gets a higher cap
+until a window shows its need; the additional cap is the cost of the search.
+
+A quota throttles a guest that computes in bursts even if its mean usage is below its cap. Such a window counts as
+throttled: a program that waits between bursts is slower under the cap, and would use more without it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ ERROR_FRAC = 0.05  # relative measurement error: the speed of a core varies by a
 ERROR_CORES = 0.01  # absolute part of the measurement error
 THROTTLED_FRAC = 0.05  # a guest that is throttled for a smaller part of a window counts as unthrottled
 FULL_FRAC = 0.95  # without throttling data, a guest that uses this part of its cap counts as throttled
-GROWTH = 2.0  # estimate relative to the lower bound, if the declared need is below the bound
+GROWTH = 2.0  # least estimate relative to the lower bound, if every window was throttled
 
 
 def error_of(cores: float) -> float:
@@ -80,17 +83,19 @@ class NeedEstimator:
     def __init__(self, declared_cores: float, most_cores: float) -> None:
         self._declared_cores, self._most_possible = declared_cores, most_cores
         self._least, self._most = 0.0, math.inf
-        self._unthrottled: list[float] = []  # usage in unthrottled windows since the need last changed
+        self._mean_cores, self._unthrottled = 0.0, 0  # unthrottled windows since the need last changed
 
     def observe(self, window: Window) -> None:
         """Add a window."""
         least, most = window.bounds_cores()
         if least > self._most or most < self._least:
-            self._least, self._most, self._unthrottled = least, most, []
+            self._least, self._most = least, most
+            self._mean_cores, self._unthrottled = 0.0, 0
         else:
             self._least, self._most = max(least, self._least), min(most, self._most)
         if not window.was_throttled:
-            self._unthrottled.append(window.used_cores)
+            self._unthrottled += 1
+            self._mean_cores += (window.used_cores - self._mean_cores) / self._unthrottled
 
     @property
     def need(self) -> Need:
@@ -99,11 +104,9 @@ class NeedEstimator:
         least = min(self._least, most)
         headroom = 0.0
         if self._unthrottled:
-            cores = sum(self._unthrottled) / len(self._unthrottled)
+            cores = self._mean_cores
             headroom = 2.0 * error_of(cores)
-        elif self._declared_cores > self._least:
-            cores = self._declared_cores
         else:
-            cores = GROWTH * self._least
+            cores = max(self._declared_cores, GROWTH * self._least)
         cores = min(max(cores, least), most)
         return Need(cores, least, most, min(cores + headroom, self._most_possible))

@@ -30,6 +30,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     move_cost_s: Annotated[
         tuple[float, ...], about("time for which a move stops each job; left out unless the policy uses it", "trace s")
     ] = ()
+    image_node: Annotated[
+        tuple[int, ...], about("node of the image of each paused task, -1 for others; left out unless the policy uses it")
+    ] = ()
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,6 +57,7 @@ def decision_event(
             weight=_given(view.weight),
             least_yield_frac=_given(view.least_yield_frac),
             move_cost_s=_given(view.move_cost_s),
+            image_node=() if view.image_node is None else tuple(view.image_node.tolist()),
         ),
         event=events.Trigger(
             completed=event.completed, submitted=event.submitted, periodic=event.periodic, changed=event.changed
@@ -78,6 +79,7 @@ def read_view(view: events.View) -> ClusterView:
         urgent=np.array(view.urgent or (False,) * len(view.job_id), dtype=np.bool_),
         weight=_column(view.weight), least_yield_frac=_column(view.least_yield_frac),
         move_cost_s=_column(view.move_cost_s),
+        image_node=np.array(view.image_node, dtype=np.int64) if view.image_node else None,
     )  # fmt: skip
 
 

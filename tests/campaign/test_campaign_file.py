@@ -132,6 +132,9 @@ weeks = WEEKS
     path = write(tmp_path, text.replace("WEEKS", "[1, 2]"))
     with pytest.raises(UserError, match=r"no job was submitted in week 2 of a.csv"):
         Plan(TraceSets(load_campaign(path), path))
+    path = write(tmp_path, text.replace("WEEKS", '"whole"'))
+    asked = [asked.instance for asked in Plan(TraceSets(load_campaign(path), path)).asked]
+    assert {(each.label, each.file.name) for each in asked if each.traces == "weeks"} == {("weeks/whole", "a.csv")}
     path = write(tmp_path, text.replace("WEEKS", '"whole"').replace('path = "a.csv"', 'path = "none.csv"'))
     monkeypatch.setenv("TESTBED_TRACES", str(tmp_path / "logs"))
     with pytest.raises(UserError, match=r"no trace none.csv in .*logs.*TESTBED_TRACES"):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.compare.compared_runs import dry_run, quickstart_jobs
 
 from testbed.control.move_costs import MoveCosts, WayCosts
@@ -97,8 +101,49 @@ def test_a_job_migrates_live_where_that_stops_it_for_less_time(tmp_path: Path) -
         False, False, True, True,
     ]  # fmt: skip
     cheaper = parse_overheads(f"{path}#cheaper")
-    assert cheaper.migration_s.tolist() == [[2, 3]]
-    assert cheaper.resume_s.tolist() == [[1, 2]]
+    assert cheaper.memory_gb.tolist() == [1, 1.5, 2]
+    assert cheaper.migration_s.tolist() == [[2, 3, 3]]
+    assert cheaper.resume_s.tolist() == [[1, 1.5, 2]]
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(0.0, 100.0)] * 4), min_size=2, max_size=4),
+    st.lists(st.floats(0.0, 8.0), min_size=1, max_size=20),
+)
+def test_the_cheaper_way_costs_the_least_at_every_memory(rows: list[tuple[float, ...]], memory_gb: list[float]) -> None:
+    points = [float(2**index) for index in range(len(rows))]
+    live, by_images = [row[0] for row in rows], [row[1] for row in rows]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "m.toml"
+        path.write_text(
+            f"[overheads]\nmemory_gb = {points}\nresume_s = [{[row[2] for row in rows]}]\n"
+            f"start_s = [{[row[3] for row in rows]}]\nmigration_s = [{live}]\n"
+            f"[migration_ways_s]\nsave-restore = [{by_images}]\nlive = [{live}]\n"
+        )
+        cheaper = parse_overheads(f"{path}#cheaper")
+        plain = parse_overheads(str(path))
+    for each in memory_gb:
+        memory = min(max(each, points[0]), points[-1])
+        expected_s = min(np.interp(memory, points, live), np.interp(memory, points, by_images))
+        assert np.interp(memory, cheaper.memory_gb, cheaper.migration_s[0]) == pytest.approx(expected_s, abs=1e-3)
+        for kind in ("resume_s", "start_s"):
+            after, before = getattr(cheaper, kind)[0], getattr(plain, kind)[0]
+            assert np.interp(memory, cheaper.memory_gb, after) == pytest.approx(np.interp(memory, points, before))
+
+
+def test_a_policy_that_knows_costs_is_told_those_of_the_way_that_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text(WAYS)
+    told = []
+    for way in ("save-restore", "cheaper"):
+        run = dry_run(
+            tmp_path / way, "GreedyPM */per/OPT=MIN/KNOWS=cost", overheads=str(path), migration={"mechanism": way},
+            extras="whole,live", time_scale=50,
+        )  # fmt: skip
+        decisions = [event for event in read_events(run / "events.jsonl") if isinstance(event, Decision)]
+        told.append({cost_s for event in decisions for cost_s in event.view.move_cost_s})
+    assert told[0] == {9.0 * 50}
+    assert max(told[1]) < 9.0 * 50
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,17 @@ def test_nothing_else_is_asked_where_nobody_divides(policy: str, tasks: int) -> 
     assert [(action.lower, action.exchange) for action in found] == [(False, None)] * tasks
 
 
+def test_a_need_that_changes_while_caps_are_set_does_not_count_against_the_caps() -> None:
+    class Meanwhile(Recorded):
+        async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
+            live.specs = tuple(msgspec.structs.replace(spec, cpu_cores=0.2) for spec in live.specs)
+            return await super().call(node, action, deadline_s)
+
+    live = job(2)
+    operations = Operations(Meanwhile(), DeadlinesTable())  # type: ignore[arg-type]
+    assert asyncio.run(operations.set_running_cap(live, 0.5)) == {0: 0.4, 1: 0.4}
+
+
 def test_a_node_that_cannot_say_who_waits_is_named() -> None:
     facts = NodeFacts(
         cpus=1.0, memory_mib=640, machine_cores=2, machine_memory_mib=4096, cpu_model="x", kernel="y", driver="process",

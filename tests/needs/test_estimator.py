@@ -13,9 +13,12 @@ TOLD = st.booleans()
 
 
 def window(need: float, cap: float, *, told: bool, wrong_frac: float = 0.0) -> Window:
-    """Return a sample of a task with a given need, whose core is somewhat slower or faster than nominal."""
-    used = min(need * (1.0 + wrong_frac), cap)
-    return Window(cap, used, 1.0 - used / max(need, used) if told else None)
+    """Return a sample of a task with a given need, whose core is somewhat slower or faster than nominal.
+
+    A task with a cap below its need uses a whole core unless it is throttled.
+    """
+    paced = need * (1.0 + wrong_frac)
+    return Window(cap, min(paced, cap), (1.0 - cap if paced > cap else 0.0) if told else None)
 
 
 def test_a_guest_that_is_not_held_back_needs_what_it_uses() -> None:
@@ -40,6 +43,24 @@ def test_a_need_that_was_declared_too_low_is_raised_step_by_step() -> None:
         seen.observe(window(0.5, cap, told=False))
         cap = seen.need.booked_cores
     assert caps == [0.1, 0.2, 0.4, 0.8, 0.57, 0.57, 0.57, 0.57, 0.57]
+
+
+def test_a_throttled_guest_gets_more_than_declared_until_its_need_is_known() -> None:
+    seen = NeedEstimator(0.5, 1.0)
+    seen.observe(window(1.0, 0.4, told=True))  # the declared need agrees, but so does every higher one
+    assert seen.need == Need(0.8, 0.4, 1.0, 0.8)
+    seen.observe(window(1.0, 0.6, told=True))
+    assert seen.need == Need(1.0, 0.6, 1.0, 1.0)
+
+
+def test_bursts_that_a_quota_throttles_do_not_make_the_cap_smaller_and_smaller() -> None:
+    """A program computes for 0.5 s and waits for 0.5 s: the lower its cap, the longer its rounds."""
+    seen, cap = NeedEstimator(0.6, 1.0), 0.6
+    for _ in range(20):
+        round_s = 0.5 / cap + 0.5
+        seen.observe(Window(cap, 0.5 / round_s, (0.5 / cap - 0.5) / round_s))
+        cap = seen.need.booked_cores
+    assert cap >= 0.5
 
 
 def test_a_need_that_changes_is_found_again() -> None:

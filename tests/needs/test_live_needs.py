@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import csv
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from support.compare.compared_runs import dry_run
-from support.live_jobs import live_job
+from support.live_jobs import live_job, quiet_recorder
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
-from testbed.control.cluster import LEAST_NEED_FRAC
+from testbed.bus.telemetry import NeedSample
+from testbed.control.cluster import LEAST_NEED_FRAC, Cluster
 from testbed.control.replay_decisions import replay_decisions
+from testbed.control.tracker import Tracker
 from testbed.errors import UserError
+from testbed.needs.estimator import NEED_WINDOW_S
 from testbed.run.events import Decision
 from testbed.run.intents import Flight
 from testbed.run.job_history import JobHistory
 from testbed.run.journal import read_events
+from testbed.run.phases import Phase
 from testbed.scheduling.simulation.overheads import constant
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.compare.live import read_live
@@ -55,6 +60,31 @@ def test_found_needs_leave_more_to_others_and_both_worlds_agree(tmp_path: Path) 
     assert {view.cpu_need_frac for view in views[:1]} == {(1.0,) * 4}
     assert min(min(view.cpu_need_frac) for view in views if view.cpu_need_frac) == pytest.approx(0.295, abs=0.01)
     assert replay_decisions(found) == (len(views), [])
+    triggers = [event.event for event in read_events(found / "events.jsonl") if isinstance(event, Decision)]
+    assert not any(each.changed for each in triggers), "found needs change yields, and no places"
+
+
+def test_a_node_that_changes_its_estimates_all_the_time_causes_one_decision_per_window() -> None:
+    recorder = quiet_recorder(lambda _event: None)
+    recorder.history.name_nodes(("n0",))
+    spec = GuestSpec(
+        guest="a", run="r", job=1, task=0, cpu_cores=1.0, memory_mib=64, program=ProgramSpec("eatcpu", 9, 1, 1)
+    )
+    live = live_job(Job(1, 0.0, 1, 0.5, 0.1, 60.0), [spec], recorder.history, phase=Phase.RUNNING, running_on=(0,))
+    tracker = Tracker(Cluster([live], recorder.history), recorder)
+    decisions: list[float] = []
+    for sample in range(100):
+        now_s = 0.2 * sample
+        recorder.now_s = lambda now_s=now_s: now_s  # type: ignore[method-assign,misc]
+        need = NeedSample(
+            cores=1.0, least_cores=0.5, most_cores=2.0, booked_cores=1.0 + sample % 7, memory_mib=1.0
+        )  # fmt: skip
+        before = len(decisions)
+        tracker._hear_need(live, 0, need, lambda now_s=now_s: decisions.append(now_s))  # type: ignore[misc]
+        assert len(decisions) - before <= 1
+    assert decisions[0] < 1.0
+    assert all(later - earlier >= NEED_WINDOW_S for earlier, later in pairwise(decisions))
+    assert len(decisions) == 4
 
 
 def test_a_need_that_changes_on_the_way_is_followed(tmp_path: Path) -> None:

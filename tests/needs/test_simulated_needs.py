@@ -82,6 +82,7 @@ def test_what_is_not_modelled_is_refused() -> None:
         ("FCFS/NEEDS=discovered", "policy FCFS: expected NEEDS=discovered last, after a DFRS policy"),
         (f"{BASE}/NEEDS=told", "NEEDS='told': expected /NEEDS=discovered"),
         (f"{BASE}/NEEDS=discovered/WITHIN=dps", "expected NEEDS=discovered last"),
+        (f"{BASE}/LEAST=jobs/NEEDS=discovered", "expected NEEDS=discovered without LEAST="),
     ],
 )
 def test_nonsense_is_refused(name: str, message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 
 import numpy as np
@@ -11,10 +13,11 @@ from hypothesis import strategies as st
 from support.policies.policy_views import state_of, views
 
 from testbed.scheduling.compiler import can_compile, compiled
-from testbed.scheduling.policies import dfrs, kernel_policy
+from testbed.scheduling.policies import kernel_policy
 from testbed.scheduling.policies.catalogue import available, parse
 from testbed.scheduling.policies.decision import decide
 from testbed.scheduling.policies.dfrs import DfrsPolicy
+from testbed.scheduling.policies.loading import can_load, use_compiled
 from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import NOT_PLACED, JobState
 
@@ -25,7 +28,7 @@ CASE = (views(), st.sampled_from(POLICIES))
 @cache
 def engine():
     """Compile once per process, as a live run does, and restore the twin afterwards."""
-    dfrs.use_compiled()
+    use_compiled(POLICIES[0])
     kernel = kernel_policy._compiled.pop(decide)
     assert kernel is compiled(decide)
     return kernel
@@ -58,6 +61,30 @@ def test_twin_and_compiled_agree_in_every_bit(case, policy):
     assert got.task_node.tobytes() == expected.task_node.tobytes()
     assert got.yield_frac.tobytes() == expected.yield_frac.tobytes()
     assert len(kernel.signatures) == 1, "compiled once: a policy's arguments have the prepared types"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not can_compile(), reason="numba, of the extra `simulate`, is not installed")
+@pytest.mark.parametrize("name", [POLICIES[0].name, "GreedyPM */per/OPT=MIN/KNOWS=cost/NEEDS=discovered", "XGE"])
+def test_live_decisions_of_all_kinds_of_policies_use_cached_machine_code(name):
+    """The second process loads what the first one compiled."""
+    program = (
+        "from testbed.scheduling.compiler import compiled\n"
+        "from testbed.scheduling.policies import kernel_policy\n"
+        "from testbed.scheduling.policies.catalogue import parse\n"
+        "from testbed.scheduling.policies.loading import can_load, use_compiled\n"
+        f"policy = parse({name!r})\n"
+        "cached = can_load(policy)\n"
+        "use_compiled(policy)\n"
+        "((kernel, machine_code),) = kernel_policy._compiled.items()\n"
+        "assert machine_code is compiled(kernel)\n"
+        "print(cached, sum(machine_code.stats.cache_misses.values()))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    again = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert again.stdout.split() == ["True", "0"]
+    assert not can_load(parse("FCFS"))
+    use_compiled(parse("FCFS"))  # it has no kernel
 
 
 @settings(max_examples=150)

@@ -84,6 +84,25 @@ def test_other_events_are_answered_as_without_the_suffix() -> None:
     assert plain.yield_frac.tolist() == priced.yield_frac.tolist()
 
 
+def test_a_job_resumes_where_its_images_are() -> None:
+    """All nodes are free, and a plan has no reason to prefer one; running jobs keep their nodes first."""
+    for images in range(4):
+        seen = view([(1.0, 0.3, (-1,)), (1.0, 0.3, (-1, -1))], 4, 10.0)
+        seen = replace(
+            seen, state=np.array([JobState.PAUSED, JobState.WAITING], dtype=np.int8), image_node=np.array([images, -1, -1])
+        )
+        found = parse(f"{PLAIN}/KNOWS=cost").decide(seen, PASS)
+        assert found.task_node[0] == images
+        assert len(set(found.task_node.tolist())) == 3
+        both = replace(
+            view([(1.0, 0.3, (-1,)), (1.0, 0.9, (images,))], 4, 0.0),
+            state=np.array([JobState.PAUSED, JobState.RUNNING], dtype=np.int8), image_node=np.array([images, -1]),
+        )  # fmt: skip
+        found = parse(f"{PLAIN}/KNOWS=cost").decide(both, PASS)
+        assert found.task_node[1] == images
+        assert found.task_node[0] not in (-1, images)
+
+
 JOBS = st.lists(
     st.tuples(
         st.integers(0, 4000), st.integers(1, 4), st.sampled_from((0.25, 0.5, 1.0)), st.sampled_from((0.1, 0.3, 0.6)),

@@ -63,8 +63,8 @@ def test_no_heuristic_beats_the_best_and_none_the_bound(problem: StaticProblem) 
 @settings(max_examples=60)
 @given(PROBLEMS)
 def test_going_back_finds_a_place_wherever_there_is_one(problem: StaticProblem) -> None:
-    for by_need in (False, True):
-        found = greedy(problem, by_need=by_need, attempts=100_000)
+    for by_memory in (False, True):
+        found = greedy(problem, by_memory=by_memory, attempts=100_000)
         assert (found is not None) == (by_enumeration(problem) > 0.0)
 
 
@@ -81,14 +81,17 @@ def test_the_relaxation_is_the_bound(problem: StaticProblem) -> None:
 
 def test_what_the_greedy_algorithms_do_by_hand() -> None:
     problem = StaticProblem(np.array([0.2, 0.9, 0.8, 0.3]), np.array([0.5, 0.5, 0.5, 0.5]), 2)
-    assert greedy(problem, by_need=False).tolist() == [0, 1, 0, 1]
+    assert greedy(problem, by_memory=False).tolist() == [0, 1, 0, 1]
     assert place(problem, "GR").minimum_yield == pytest.approx(1 / 1.2)
-    assert greedy(problem, by_need=True).tolist() == [0, 0, 1, 1], "0.9 and 0.8 apart, then 0.3 to the lesser load"
+    assert greedy(problem, by_memory=True).tolist() == [0, 0, 1, 1], "0.9 and 0.8 apart, then 0.3 to the lesser load"
     assert place(problem, "SG").minimum_yield == pytest.approx(1 / 1.1)
-    stuck = StaticProblem(np.array([0.5, 0.4, 0.1]), np.array([0.4, 0.4, 0.8]), 2)
-    assert greedy(stuck, by_need=True) is None
-    assert greedy(stuck, by_need=True, attempts=10).tolist() == [0, 0, 1]
-    assert greedy(stuck, by_need=True, attempts=3) is None
+    stuck = StaticProblem(np.full(5, 0.1), np.array([0.5, 0.5, 0.33, 0.33, 0.33]), 2)
+    assert greedy(stuck, by_memory=True) is None
+    assert greedy(stuck, by_memory=True, attempts=10).tolist() == [0, 0, 1, 1, 1]
+    late = StaticProblem(np.array([0.5, 0.4, 0.1]), np.array([0.4, 0.4, 0.8]), 2)
+    assert greedy(late, by_memory=False) is None
+    assert greedy(late, by_memory=True).tolist() == [1, 1, 0], "the largest memory first"
+    assert greedy(stuck, by_memory=True, attempts=3) is None
 
 
 def test_probabilities_of_zero_are_the_difference_between_the_two_roundings() -> None:

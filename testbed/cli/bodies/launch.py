@@ -22,7 +22,7 @@ from testbed.lab.bring_up import dry_lab, live_lab
 from testbed.lab.local_agents import check_drivers
 from testbed.measure.run_lock import RunLock
 from testbed.scenario.schema import Scenario
-from testbed.scheduling.policies.dfrs import can_load, use_compiled
+from testbed.scheduling.policies.loading import can_load, use_compiled
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.terminal.console import wide_console
@@ -59,11 +59,8 @@ def launch(
             check_events(jobs, policy, scenario)
     results = []
     with contextlib.ExitStack() as stack:
-        if not dry_run and can_load():
-            # Decisions do not wait for this thread. A live run compiles nothing: that would take a core of a node.
-            loading = threading.Thread(target=use_compiled, name="machine code of policies")
-            loading.start()
-            stack.callback(loading.join)
+        if not dry_run:
+            stack.callback(_load(policies).join)
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dfrs-dry-"))) if dry_run else out
         for policy in policies:
             results.append(_one(scenario, policy, jobs, run_path(place, scenario.name), console, dry_run=dry_run))
@@ -84,16 +81,29 @@ def launch(
     return results
 
 
+def _load(policies: Sequence[Policy]) -> threading.Thread:
+    """Start a thread that loads the cached machine code of policies; return it.
+
+    Decisions do not wait for this thread. A live run compiles nothing: that would take a core of a node.
+    """
+
+    def load() -> None:
+        for policy in policies:
+            if can_load(policy):
+                use_compiled(policy)
+
+    loading = threading.Thread(target=load, name="machine code of policies")
+    loading.start()
+    return loading
+
+
 def launch_served(scenario: Scenario, policy: Policy, out: Path, *, as_json: bool) -> RunResult:
     """Serve a lab until its operator closes it, and print its tables (or JSON); returns the result."""
     console = wide_console(stderr=as_json)
     check_drivers(scenario)
     path = run_path(out, scenario.name)
     with contextlib.ExitStack() as stack:
-        if can_load():
-            loading = threading.Thread(target=use_compiled, name="machine code of policies")
-            loading.start()
-            stack.callback(loading.join)
+        stack.callback(_load([policy]).join)
         title = f"{scenario.name}  {policy.name}"
         try:
             with display_for(console, title) as display:
@@ -119,8 +129,7 @@ def launch_resumed(path: Path, *, as_json: bool) -> RunResult:
     try:
         lost = load_lost_run(path)
         check_drivers(lost.scenario)
-        if can_load():
-            threading.Thread(target=use_compiled, name="machine code of policies", daemon=True).start()
+        _load([lost.policy])
         with display_for(console, f"{lost.scenario.name}  {lost.policy.name}") as display:
             result = run_interruptible(resume_session(lost, lock, live_lab, display), console)
     except KeyboardInterrupt:

@@ -110,7 +110,7 @@ class TraceSets:
                 path = self._find(source.path)
                 content = file_digest(path)
                 if source.weeks == "whole":
-                    return [instance("whole", 0, ["log", content, reading])]
+                    return [instance("whole", 0, ["log", content, reading], file=path)]
                 return [
                     instance(f"week-{week}", number, ["log", content, reading, week], week=week, file=path)
                     for number, week in enumerate(self._weeks(source))

@@ -109,6 +109,11 @@ def _discovering(policy: Policy, within: object) -> Policy:
     """Return the policy with the suffix; raises `UserError` for a policy that cannot have it."""
     if not isinstance(policy, DfrsPolicy | PricedPolicy) or within is not None:
         raise UserError(f"policy {policy.name}: expected NEEDS=discovered last, after a DFRS policy without WITHIN=")
+    if policy.knows_guarantees:
+        raise UserError(
+            f"policy {policy.name}: guarantees of estimated needs would grow with what nodes report: expected "
+            "NEEDS=discovered without LEAST="
+        )
     return DiscoveringPolicy(policy)
 
 

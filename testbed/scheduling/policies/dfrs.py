@@ -1,7 +1,6 @@
 """Dynamic fractional resource scheduling as a policy: the shared kernel on the arrays of a view [RR 4].
 
-The plain kernel, which needs no compilation, makes the decisions until `use_compiled` is called. Both forms produce the
-same bits, so decisions do not depend on the form.
+`testbed.scheduling.policies.loading` replaces the plain kernel with its compiled form, which produces the same bits.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.scheduling.compiler import can_compile, is_cached
-from testbed.scheduling.policies import kernel_policy
 from testbed.scheduling.policies.capacity import tasks_per_node
 from testbed.scheduling.policies.decision import decide
 from testbed.scheduling.policies.fairness import MOST_GUARANTEED_FRAC
@@ -21,17 +18,6 @@ from testbed.scheduling.policies.state import NO_PASS, Rules
 from testbed.scheduling.policies.view import ClusterView, Decision, Event, JobState
 
 DFRS = Kernels(decide, next_wake_s)
-_NO_RULES = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
-
-
-def use_compiled() -> None:
-    """Let the compiled kernel decide on views in this process: see `testbed.scheduling.policies.kernel_policy`."""
-    kernel_policy.use_compiled(DFRS, _NO_RULES)
-
-
-def can_load() -> bool:
-    """Whether the machine code of the kernel is cached, so that `use_compiled` has nothing to compile."""
-    return can_compile() and is_cached(decide)
 
 
 @dataclass(frozen=True, slots=True)

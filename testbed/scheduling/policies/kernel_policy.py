@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 import numpy as np
 
 from testbed.errors import UserError
-from testbed.scheduling.compiler import compiled, is_kernel, lean_kernel
+from testbed.scheduling.compiler import is_kernel, lean_kernel
 from testbed.scheduling.policies.capacity import offsets, tasks_per_node
 from testbed.scheduling.policies.moves import keep_places
 from testbed.scheduling.policies.state import Cluster, Jobs, Mask
@@ -65,6 +65,7 @@ class JobColumns(NamedTuple):
     estimate_s: Floats  # (J,) NaN unless the policy has `needs_estimates`
     urgent: Mask  # (J,)
     move_cost_s: Floats  # (J,) NaN unless the policy is a `CostAwarePolicy`
+    image_node: Ints  # (sum of tasks,) the node of the image of each task of a paused job; undefined for other jobs
 
 
 class RulesAndColumns(NamedTuple):
@@ -87,18 +88,9 @@ def has_kernels(policy: Policy) -> TypeGuard[CompilablePolicy]:
 _compiled: dict[Decide, Decide] = {}  # kernels whose compiled form decides in this process
 
 
-def use_compiled(kernels: Kernels, rules: Any) -> None:
-    """Compile a policy's `decide`, or load its machine code, and use it for views from now on in this process.
-
-    This may take a minute when nothing is cached: call it from another thread if decisions must not wait. Raises
-    ImportError without numba.
-    """
-    kernel = compiled(kernels.decide)
-    nobody = np.zeros(0, dtype=np.int64)
-    jobs = Jobs(np.zeros(0), np.zeros(1, dtype=np.int64), *(np.zeros(0) for _ in range(4)))
-    cluster = Cluster(np.ones(1, dtype=np.bool_), np.zeros(0), np.zeros(0, dtype=np.bool_), nobody.copy(), np.zeros(0))
-    kernel(rules, jobs, cluster, 0.0, nobody, nobody, False, False)
-    _compiled[kernels.decide] = kernel
+def decide_by(kernel: Decide, compiled_form: Decide) -> None:
+    """Use the compiled form of a kernel for views from now on in this process."""
+    _compiled[kernel] = compiled_form
 
 
 def arrays_of(view: ClusterView) -> tuple[Jobs, Cluster]:

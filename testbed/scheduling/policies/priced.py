@@ -16,7 +16,7 @@ from testbed.scheduling.policies.dfrs import DfrsPolicy
 from testbed.scheduling.policies.kernel_policy import JobColumns, Kernels, decide_view, first_argument
 from testbed.scheduling.policies.priced_kernel import PricedRules, decide
 from testbed.scheduling.policies.state import NO_PASS
-from testbed.scheduling.policies.view import ClusterView, Decision, Event
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event
 
 PRICED = Kernels(decide)
 MANY = int(np.iinfo(np.int64).max)
@@ -104,7 +104,10 @@ class PricedPolicy:
         jobs = view.tasks.size
         unknown = np.full(jobs, np.nan)
         cost_s = unknown if view.move_cost_s is None else view.move_cost_s.copy()
-        columns = JobColumns(unknown, unknown, np.zeros(jobs, dtype=np.bool_), cost_s)
+        image_node = np.full(view.task_node.size, NOT_PLACED, dtype=np.int64)
+        if view.image_node is not None:
+            image_node = view.image_node.copy()
+        columns = JobColumns(unknown, unknown, np.zeros(jobs, dtype=np.bool_), cost_s, image_node)
         return decide_view(self.kernels, first_argument(self, columns), view, event)
 
 

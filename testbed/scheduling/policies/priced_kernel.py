@@ -33,6 +33,9 @@ from testbed.scheduling.policies.state import PACK_FOR_STRETCH, Cluster, Jobs, M
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
 
 
+_TRANSFER = 0.5  # weight of a transfer of images, relative to a move that costs nothing
+
+
 class PricedRules(NamedTuple):
     """The rules of the policy, the most moves of a pass, and the horizon in seconds."""
 
@@ -46,6 +49,7 @@ class Before(NamedTuple):
 
     running: Mask  # (J,)
     task_node: Ints  # (sum of tasks,)
+    image_node: Ints  # (sum of tasks,) of images of paused jobs, NOT_PLACED without one
     cost_s: Floats  # (J,) seconds per move; 0 if unknown
     moves: Mask  # (J,)
     packed: Mask  # (J,) jobs that ran when the pass began, after submissions of the same instant
@@ -80,7 +84,7 @@ def decide(
     decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted, freed, False)
     calm_running, calm_node = cluster.running.copy(), cluster.task_node.copy()
     before = Before(
-        ran, stood_on, cost_s, moves, calm_running, relative_weights(active, jobs, cluster, rules.base)
+        ran, stood_on, args.columns.image_node, cost_s, moves, calm_running, relative_weights(active, jobs, cluster, rules.base)
     )  # fmt: skip
     decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted[:0], False, True)
     if keep_places(rules, before, jobs, cluster, time_s, active) > rules.most_moves:
@@ -175,8 +179,8 @@ def rename_nodes(
 ) -> None:  # fmt: skip
     """Rename the nodes of a plan so that tasks keep their nodes: the pair of nodes that saves most comes first.
 
-    A task that stays saves its part of the cost of a move of its job. Nodes of jobs that the plan may not move keep
-    their names.
+    A task that stays saves its part of the cost of a move of its job. A resumed task on the node of its image saves a
+    transfer, which counts less than any move. Nodes of jobs that the plan may not move keep their names.
     """
     nodes = cluster.node_available.size
     target = np.full(nodes, NOT_PLACED, dtype=np.int64)
@@ -207,14 +211,21 @@ def _fix_pinned(
     """Let nodes of pinned jobs keep their names; return the number of pairs of nodes of all jobs."""
     size = 0
     for row in active:
-        if before.running[row] and cluster.running[row]:
+        if _had_nodes(row, before, jobs, cluster):
             tasks = jobs.offset[row + 1] - jobs.offset[row]
             size += min(tasks, target.size) ** 2
-            if before.packed[row] and is_pinned(row, jobs, cluster, rules.base, time_s):
+            if before.running[row] and before.packed[row] and is_pinned(row, jobs, cluster, rules.base, time_s):
                 for task in range(jobs.offset[row], jobs.offset[row + 1]):
                     target[cluster.task_node[task]] = cluster.task_node[task]
                     taken[cluster.task_node[task]] = True
     return int(size)
+
+
+@lean_kernel
+def _had_nodes(row: int, before: Before, jobs: Jobs, cluster: Cluster) -> bool:
+    """Whether a job of the plan has nodes so far: those on which it runs, or those of its images."""
+    has_images = not before.running[row] and before.image_node[jobs.offset[row]] != NOT_PLACED
+    return bool(cluster.running[row] and (before.running[row] or has_images))
 
 
 @lean_kernel
@@ -244,17 +255,18 @@ def _list_pairs(
     nodes = cluster.node_available.size
     size = 0
     for row in active:
-        if before.running[row] and cluster.running[row]:
+        if _had_nodes(row, before, jobs, cluster):
             first, end = jobs.offset[row], jobs.offset[row + 1]
-            saving = (1.0 + before.cost_s[row]) / (end - first)
+            there = before.task_node if before.running[row] else before.image_node
+            saving = (1.0 + before.cost_s[row] if before.running[row] else _TRANSFER) / (end - first)
             for task in range(first, end):
                 counts[0, cluster.task_node[task]] += 1
-                counts[1, before.task_node[task]] += 1
+                counts[1, there[task]] += 1
             for task in range(first, end):
                 plan = cluster.task_node[task]
                 if counts[0, plan] > 0:
                     for other in range(first, end):
-                        node = before.task_node[other]
+                        node = there[other]
                         if counts[1, node] > 0:
                             pairs[size] = plan * nodes + node
                             savings[size] = saving * min(counts[0, plan], counts[1, node])
@@ -262,9 +274,9 @@ def _list_pairs(
                             counts[1, node] = -counts[1, node]
                     counts[0, plan] = 0
                     for other in range(first, end):
-                        counts[1, before.task_node[other]] = abs(counts[1, before.task_node[other]])
+                        counts[1, there[other]] = abs(counts[1, there[other]])
             for task in range(first, end):
-                counts[1, before.task_node[task]] = 0
+                counts[1, there[task]] = 0
     return size
 
 

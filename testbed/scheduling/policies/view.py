@@ -55,6 +55,7 @@ class ClusterView:
     weight: Floats | None = None  # (J,) of jobs; None if all are 1
     least_yield_frac: Floats | None = None  # (J,) guaranteed while a job runs; None if all are 0
     move_cost_s: Floats | None = None  # (J,) seconds that a move stops it; None unless `CostAwarePolicy`
+    image_node: Ints | None = None  # (sum of tasks,) node of a paused task's image, else NOT_PLACED; None as above
 
 
 def unless(values: Floats, usual: float) -> Floats | None:

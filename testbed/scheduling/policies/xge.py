@@ -25,7 +25,7 @@ import numpy as np
 from testbed.errors import UserError, shown
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC
 from testbed.scheduling.policies.kernel_policy import JobColumns, Kernels, decide_view, first_argument
-from testbed.scheduling.policies.view import ClusterView, Decision, Event, JobState
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event, JobState
 from testbed.scheduling.policies.xge_kernel import XgeRules, decide
 
 DEFAULT_PARALLEL_FRAC = 0.5
@@ -103,7 +103,8 @@ class XgePolicy:
         """Return the decision at an event; it depends on the view alone."""
         # A job that was started and has lost its nodes is not in the state WAITING, and counts as started.
         start_time_s = np.where(view.state == JobState.WAITING, np.nan, view.time_s)
-        columns = JobColumns(start_time_s, view.estimate_s.copy(), view.urgent.copy(), np.full(view.tasks.size, np.nan))
+        no_costs, no_images = np.full(view.tasks.size, np.nan), np.full(view.task_node.size, NOT_PLACED, dtype=np.int64)
+        columns = JobColumns(start_time_s, view.estimate_s.copy(), view.urgent.copy(), no_costs, no_images)
         return decide_view(self.kernels, first_argument(self, columns), view, event)
 
 

@@ -128,7 +128,10 @@ def run_loop(
 
 
 def columns_of(jobs: Sequence[Job], world: World, policy: Policy, overheads: OverheadTable) -> JobColumns:
-    """Return the columns beside `Jobs` that a policy may use; the array of first starts is that of the world."""
+    """Return the columns beside `Jobs` that a policy may use; first starts and last nodes are arrays of the world.
+
+    A paused job has its images where it last ran.
+    """
     move_cost_s = np.full(len(jobs), np.nan)
     if knows_costs(policy):
         move_cost_s = move_costs_s(jobs, overheads)
@@ -136,7 +139,7 @@ def columns_of(jobs: Sequence[Job], world: World, policy: Policy, overheads: Ove
     if policy.needs_estimates:
         estimate_s = np.array([job.batch_estimate_s for job in jobs], dtype=np.float64)
     urgent = np.array([job.urgent for job in jobs], dtype=np.bool_)
-    return JobColumns(world.start_s, estimate_s, urgent, move_cost_s)
+    return JobColumns(world.start_s, estimate_s, urgent, move_cost_s, world.stood_on)
 
 
 def _viewed(

@@ -41,7 +41,9 @@ class NeedsModel:
 
     A job has `profile[k][1]` times its real need from the part `profile[k][0]` of its work on; the first part is 0.
     `window_s` is the window length of the estimator. With `reports_throttling` nodes report for how long caps throttle
-    tasks. Usage is measured with the relative standard error `error_frac`, drawn from `seed`.
+    tasks: a task whose cap is below its need never waits for its pace, and computes on the whole node unless it is
+    throttled. Usage is measured with the relative standard error `error_frac`, drawn from `seed`. The absolute error of
+    the estimator counts as a part of a node.
     """
 
     profile: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
@@ -65,7 +67,7 @@ class _Watch:
     cap_frac: float = 0.0
     since_s: float = 0.0
     observed: bool = False  # whether the window after that change was evaluated
-    wrong_s: float | None = None  # running time since the need changed, while the estimate has not converged
+    wrong_s: float | None = None  # running time since the first change of the need that is not found yet
 
 
 class Needing(Views):
@@ -213,7 +215,8 @@ class Needing(Views):
                 raise RunError(f"policy {self._policy.name!r}: {MOST_EVENTS} windows, and no end")
             paced = need * max(1.0 + self._model.error_frac * float(self._random.standard_normal()), 0.1)
             used = min(paced, cap)
-            watch.estimator.observe(Window(cap, used, 1.0 - used / paced if self._model.reports_throttling else None))
+            throttled_frac = (1.0 - cap if paced > cap else 0.0) if self._model.reports_throttling else None
+            watch.estimator.observe(Window(cap, used, throttled_frac))
             self._table.cpu_need_frac[row] = watch.estimator.need.booked_cores
             self._note_found(watch)
 

@@ -45,12 +45,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from testbed.bus.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.errors import InputError, UserError, nearest
+from testbed.scheduling.policies.view import Floats
 from testbed.scheduling.simulation.overheads import Overheads, ParallelExtra
 from testbed.scheduling.simulation.progress import Progress
 from testbed.toml_files import first_mistake, read_toml
 
 SAVE_AND_RESTORE, LIVE = "save-restore", "live"  # ways of a migration, and mechanisms of a scenario
 EXTRAPOLATED = 2.0  # times the largest memory that was measured
+_LEAST_PART = 1e-6  # of an interval of the grid: a nearer point would be extrapolated from rounding errors
 _Seconds = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 _Row = Annotated[list[_Seconds], Field(min_length=1)]
 
@@ -122,10 +124,35 @@ def load_ways(path: Path) -> dict[str, Overheads]:
 
 
 def load_cheaper(path: Path) -> Overheads:
-    """Read the overheads of a file with migrations by the cheaper way at each point; raises as `load_ways` does."""
+    """Read the overheads of a file with migrations by the cheaper way at each point; raises as `load_ways` does.
+
+    Memory where the costs of both ways are equal, at a measured concurrency, becomes a point of the grid: between the
+    points of memory, too, the cost is that of the cheaper way.
+    """
     ways = load_ways(path)
-    cheaper = np.minimum(ways[LIVE].migration_s, ways[SAVE_AND_RESTORE].migration_s)
-    return replace(ways[LIVE], name=f"{path}#cheaper", migration_s=cheaper)
+    live, by_images = ways[LIVE], ways[SAVE_AND_RESTORE]
+    memory_gb = _with_crossings(live.memory_gb, live.migration_s - by_images.migration_s)
+
+    def at_points(rows: Floats) -> Floats:
+        return np.array([np.interp(memory_gb, live.memory_gb, row) for row in rows])
+
+    return replace(
+        live, name=f"{path}#cheaper", memory_gb=memory_gb, resume_s=at_points(live.resume_s),
+        migration_s=np.minimum(at_points(live.migration_s), at_points(by_images.migration_s)),
+        start_s=None if live.start_s is None else at_points(live.start_s),
+        save_s=None if live.save_s is None else at_points(live.save_s),
+    )  # fmt: skip
+
+
+def _with_crossings(points: Floats, differences: Floats) -> Floats:
+    """Return the points (K,) and those between them where a row of `differences` (L, K) changes its sign."""
+    found = set(points.tolist())
+    for row in differences:
+        for index in np.flatnonzero(row[:-1] * row[1:] < 0.0).tolist():
+            part = row[index] / (row[index] - row[index + 1])
+            if _LEAST_PART < part < 1.0 - _LEAST_PART:
+                found.add(float(points[index] + part * (points[index + 1] - points[index])))
+    return np.array(sorted(found))
 
 
 def load_overheads(path: Path) -> Overheads:

@@ -23,7 +23,7 @@ from testbed.errors import UserError, nearest
 from testbed.scheduling.simulation.overheads import Overheads, constant, linear
 
 PLUGIN_GROUP = "testbed.overheads"
-_CONSTANT, EXTRAPOLATE, _CHEAPER = _KEYS = "constant", "extrapolate", "cheaper"  # after the # of a file
+_CONSTANT, EXTRAPOLATE, CHEAPER = _KEYS = "constant", "extrapolate", "cheaper"  # after the # of a file
 
 
 def parse_overheads(text: str) -> Overheads:
@@ -40,7 +40,7 @@ def parse_overheads(text: str) -> Overheads:
                 f"overheads {text}: expected {', '.join(f'#{each}' for each in _KEYS)} or nothing after the file"
                 f"{nearest(key, _KEYS)}"
             )
-        if key == _CHEAPER:
+        if key == CHEAPER:
             return _file(file, cheaper=True)
         if key == EXTRAPOLATE:
             return replace(_file(file), name=text, most_memory_gb=inf)

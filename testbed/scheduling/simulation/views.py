@@ -107,7 +107,11 @@ class Views:
         return elements
 
     def _view(self, jobs: Jobs, cluster: Cluster, time_s: float, active: Ints) -> ClusterView:
-        start_s = self._world.start_s[active]
+        start_s, elements = self._world.start_s[active], self._elements(jobs, active)
+        image_node: Ints | None = None
+        if self._move_cost_s is not None:
+            runs = np.repeat(cluster.running[active], self._tasks[active])
+            image_node = np.where(runs, NOT_PLACED, self._world.stood_on[elements])
         idle = np.where(np.isnan(start_s), JobState.WAITING, JobState.PAUSED)
         return ClusterView(
             time_s=float(time_s),
@@ -119,13 +123,14 @@ class Views:
             mem_req_frac=jobs.mem_req_frac[active],
             virtual_time_s=cluster.virtual_time_s[active],
             state=np.where(cluster.running[active], JobState.RUNNING, idle).astype(np.int8),
-            task_node=cluster.task_node[self._elements(jobs, active)],
+            task_node=cluster.task_node[elements],
             start_time_s=start_s,
             estimate_s=self._estimate_s[active],
             urgent=self._urgent[active],
             weight=unless(jobs.weight[active], 1.0),
             least_yield_frac=unless(jobs.least_yield_frac[active], 0.0),
             move_cost_s=None if self._move_cost_s is None else self._move_cost_s[active],
+            image_node=image_node,
         )
 
     def _check(self, decision: Decision, view: ClusterView) -> None:

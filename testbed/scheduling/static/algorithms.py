@@ -53,10 +53,10 @@ class Result:
 Placer = Callable[[StaticProblem, Settings], tuple[Ints | None, float, str]]
 
 
-def _greedy(*, by_need: bool, goes_back: bool) -> Placer:
+def _greedy(*, by_memory: bool, goes_back: bool) -> Placer:
     def place(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, float, str]:
         attempts = settings.attempts if goes_back else 0
-        return greedy(problem, by_need=by_need, attempts=attempts), problem.bound, ""
+        return greedy(problem, by_memory=by_memory, attempts=attempts), problem.bound, ""
 
     return place
 
@@ -85,10 +85,10 @@ def _milp(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, floa
 ALGORITHMS: dict[str, Placer] = {
     "MILP": _milp,
     "MCB8": _mcb8,
-    "SGB": _greedy(by_need=True, goes_back=True),
-    "SG": _greedy(by_need=True, goes_back=False),
-    "GB": _greedy(by_need=False, goes_back=True),
-    "GR": _greedy(by_need=False, goes_back=False),
+    "SGB": _greedy(by_memory=True, goes_back=True),
+    "SG": _greedy(by_memory=True, goes_back=False),
+    "GB": _greedy(by_memory=False, goes_back=True),
+    "GR": _greedy(by_memory=False, goes_back=False),
     "RRNZ": _rounded(non_zero=True),
     "RRND": _rounded(non_zero=False),
 }

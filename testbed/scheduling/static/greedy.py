@@ -1,6 +1,8 @@
 """Greedy placement: each task goes to the node with the least CPU load and enough free memory [PHD V.A].
 
-GR takes tasks in the given order, SG those with the highest CPU need first. GB and SGB also backtrack when a task does
+GR takes tasks in the given order, SG those with the largest memory requirement first, as memory is what may not suffice;
+[PHD] does not give the order of its sorted algorithms. Of tasks with equal memory, the one with the highest CPU need is
+first. GB and SGB also backtrack when a task does
 not fit: the previous task takes its next best node, up to a total number of attempts.
 """
 
@@ -15,16 +17,16 @@ from testbed.scheduling.static.problem import Floats, Ints, StaticProblem
 ATTEMPTS = 500_000  # of placing a task, with backtracking
 
 
-def greedy(problem: StaticProblem, *, by_need: bool, attempts: int = 0) -> Ints | None:
+def greedy(problem: StaticProblem, *, by_memory: bool, attempts: int = 0) -> Ints | None:
     """Return the node of each task (T,), None if one does not fit; with `attempts` 0 without backtracking."""
-    order = _order(problem, by_need=by_need)
+    order = _order(problem, by_memory=by_memory)
     return _once(problem, order) if attempts == 0 else _backtracking(problem, order, attempts)
 
 
-def _order(problem: StaticProblem, *, by_need: bool) -> Ints:
-    if not by_need:
+def _order(problem: StaticProblem, *, by_memory: bool) -> Ints:
+    if not by_memory:
         return np.arange(problem.tasks, dtype=np.int64)
-    return np.lexsort((-problem.mem_req_frac, -problem.cpu_need_frac)).astype(np.int64)
+    return np.lexsort((-problem.cpu_need_frac, -problem.mem_req_frac)).astype(np.int64)
 
 
 def _once(problem: StaticProblem, order: Ints) -> Ints | None:

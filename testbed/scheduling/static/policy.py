@@ -64,7 +64,8 @@ class StaticPolicy:
         if event.submitted or event.changed or not cluster.running.all():
             self._place(active, jobs, cluster)
             zeros, none = np.zeros(active.size), np.zeros(active.size, dtype=np.bool_)
-            before = Before(ran, stood_on, zeros, none, ran, np.ones(active.size))
+            no_images = np.full(stood_on.size, NOT_PLACED, dtype=np.int64)
+            before = Before(ran, stood_on, no_images, zeros, none, ran, np.ones(active.size))
             rename_nodes(_RULES, before, jobs, cluster, view.time_s, active)
         max_min_yields(active, jobs, cluster)
         return as_decision(view, jobs, cluster)

@@ -12,7 +12,7 @@ import numpy as np
 
 from testbed.lab.lab import Lab
 from testbed.scheduling.policies.catalogue import parse
-from testbed.scheduling.policies.dfrs import can_load, use_compiled
+from testbed.scheduling.policies.loading import can_load, use_compiled
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Event, JobState
 from testbed.study.calibration.experiment import Experiment, LabFacts
 from testbed.study.calibration.quantities import Quantities, by_condition, column
@@ -69,11 +69,11 @@ class Decision(Experiment):
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial with the same view as all others of its condition; the first decision is discarded."""
-        if can_load():
-            use_compiled()  # as in a run with cached machine code; returns at once if it is already loaded
         name, period_s = str(condition["policy"]), lab.scenario.period_s
         view, event = moment(name, period_s, int(condition["jobs"]), int(condition["nodes"]))
         policy = parse(name, period_s)
+        if can_load(policy):
+            use_compiled(policy)  # as in a run with cached machine code; returns at once if it is already loaded
         took_s = []
         for _ in range(1 + _REPEATS):
             begin_s = time.perf_counter()
