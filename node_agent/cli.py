@@ -86,7 +86,7 @@ def _read_cpus(given: str | None) -> set[int]:
 @click.option(
     "--driver",
     default="process",
-    help="Driver of the guests: process, libvirt, docker, null, or the name of a plug-in.",
+    help="Driver of the guests: process, libvirt, xen, docker, null, or the name of a plug-in.",
 )
 @click.option(
     "--option",

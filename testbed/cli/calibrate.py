@@ -54,5 +54,5 @@ def calibrate() -> None:
       testbed calibrate kvm-two-nodes --out kvm.toml
       testbed calibrate lab.toml --experiments save-restore,start --repeats 20
       testbed calibrate --fit-only --report --out kvm.toml
-      testbed simulate trace.csv --nodes 128 --policy EASY --overheads kvm.toml
+      testbed simulate trace.csv --nodes 128 --policy EASY --overheads kvm.toml#extrapolate
     """  # noqa: D301  # \b keeps click from wrapping the examples

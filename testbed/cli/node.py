@@ -62,7 +62,7 @@ node.add_command(return_)
     default=0,
     help="Disk space of all images there; 0: the whole disk.",
 )
-@click.option("--driver", default="process", help="Driver of the guests: process, libvirt, docker or a plug-in.")
+@click.option("--driver", default="process", help="Driver of the guests: process, libvirt, xen, docker or a plug-in.")
 @click.option(
     "--option",
     "options",

@@ -22,7 +22,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer a
 @click.option("--tasks", type=click.IntRange(1), default=1, show_default=True, help="Number of tasks.")
 @click.option("--need", type=float, required=True, metavar="PART", help="CPU need of a task, as a fraction of a node.")
 @click.option("--mem", type=float, required=True, metavar="PART", help="Memory of a task, as a fraction of a node.")
-@click.option("--work", type=float, required=True, metavar="S", help="Run time on dedicated nodes, in seconds.")
+@click.option("--work", type=float, required=True, metavar="S", help="Run time on dedicated nodes, in wall seconds.")
 @click.option("--estimate", type=float, metavar="S", help="Estimated run time, for policies that need one.")
 @click.option("--least", type=float, default=0.0, metavar="YIELD", help="Guaranteed yield while the job runs.")
 @click.option("--program", metavar="NAME", help="Program of its tasks, from the lab's catalogue.")

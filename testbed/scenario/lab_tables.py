@@ -39,7 +39,9 @@ class NodeTable(Table):
     )
     memory_mib: Annotated[int, Field(gt=0, le=MOST_NODE_MEMORY_MIB)] = key(1024, "Memory for guests.", unit="MiB")
     driver: str = key(
-        "process", "Driver of the guests: `process`, `libvirt`, `xen`, `docker`, or a plug-in, with its options."
+        "process",
+        "Driver of the guests: `process`, `libvirt`, `xen`, `docker`, or the name of a plug-in. Only agents that this "
+        "scenario does not start can have options of their driver.",
     )
     spawn: bool = key(
         True,

@@ -15,10 +15,11 @@ NODES = {"n1": "192.0.2.11", "n2": "192.0.2.12"}
 BRIDGE = "dfrs-pages"
 # texts of the pages about a lab's machines, and their replacements here: half of this machine, and no systemd
 FILLED = {
-    "--cpus 8 --memory-mib 32000": "--cpus 0.4 --memory-mib 400 --service script",
-    "cpus = 8\nmemory_mib = 32000": "cpus = 0.4\nmemory_mib = 400",
+    "--cpus 8 --memory-mib 4000": "--cpus 0.4 --memory-mib 400 --service script",
+    "cpus = 8\nmemory_mib = 4000": "cpus = 0.4\nmemory_mib = 400",
     "--driver libvirt --option bridge=dfrs0 ": "",
     "ansible/hosts.toml": "hosts.toml",  # which the playbook writes
+    "ansible/certificates": "certificates",
     "jobs = 40": "jobs = 4",
 }
 
