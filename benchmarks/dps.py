@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from guest_lab import made_lab
-from intervals import interval, ratio_of_medians
+from intervals import interval_text, ratio_of_medians
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
@@ -141,10 +141,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         for mode in MODES:
             if not found[mode]:
                 continue
-            low, high = interval(found[mode])
             n, cuts = len(found[mode]), ["", "", f"{simulated_s(load, mode):.1f}", ""]
             cells = [f"{load:g}", mode, str(n), str(len(cases[mode]) - n), f"{statistics.median(found[mode]):.1f}",
-                     f"{low:.1f} to {high:.1f}", *cuts]  # fmt: skip
+                     interval_text(found[mode], ".1f"), *cuts]  # fmt: skip
             if mode != "none" and found["none"]:
                 ratio, least, most = ratio_of_medians(found[mode], found["none"])
                 cells[6], cells[7] = f"{1 - ratio:.1%}", f"{1 - most:.1%} to {1 - least:.1%}"

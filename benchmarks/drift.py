@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from intervals import interval
+from intervals import interval_text
 from lab import print_machine
 from live_run import live_run
 from rows import add_rows, read_rows
@@ -174,10 +174,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if known:
             for place, key in ((5, "react_s"), (7, "overshoot")):
                 values = [row[key] for row in known]
-                low, high = interval(values)
                 kind = ".1f" if key == "react_s" else ".0%"
                 cells[place] = format(statistics.median(values), kind)
-                cells[place + 1] = f"{format(low, kind)} to {format(high, kind)}"
+                cells[place + 1] = interval_text(values, kind)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ runs in this process, on the hypervisors of that lab.
   skew   time between the holds of the two members of a parallel job on two nodes, and between their releases
   caps   CPU use of a capped guest, compared with its cap
 
-Every interval is a bootstrap 95 % interval of the median (percentile method).
+Every interval of a median is a 95 % interval by the ranks of the values, that of a ratio is by bootstrap.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@
     python benchmarks/needs.py --live 6 --json needs.jsonl
     python benchmarks/needs.py --table needs.jsonl
 
-Four ways: needs declared right; declared wrong by a factor of 2, up or down at even odds, and at most a node; the latter
-with `/NEEDS=discovered`; and right declarations with `/NEEDS=discovered`, which shows the cost of estimation alone. In
-half of the runs the need of each job falls to 40 % at half of its work (profile 1,0.4@0.5). `wrong frac` is the part of
-the jobs whose declared need is wrong: a need of a whole node cannot be declared higher. `found s` and `found frac` are
-of the needs that the policy did not know.
+Four ways: needs declared right; declared wrong by a factor of 2, up or down at even odds, at most a node; the latter
+with `/NEEDS=discovered`; and right declarations with `/NEEDS=discovered`, which shows the cost of estimation alone.
+In half of the runs the need of each job falls to 40 % at half of its work (profile 1,0.4@0.5). `wrong frac` is the
+part of the jobs whose declared need is wrong: a need of a whole node cannot be declared higher. `found s` and `found
+frac` are of the needs that the policy did not know.
 
 Simulated: synthetic traces (Lublin-Feitelson) of 300 jobs on 64 nodes, with a penalty of 300 s. Live: 6 jobs of 20 to
-60 s on 4 nodes of a fifth of a core, as processes, at a load of 0.9. The ways come in random order within each seed. The file gets one
-line per run; runs that are in it are skipped.
+60 s on 4 nodes of a fifth of a core, as processes, at a load of 0.9. The ways come in random order within each seed.
+The file gets one line per run; runs that are in it are skipped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ PROFILES = ("1", "1,0.4@0.5")
 NODES, JOBS, PENALTY_S = 64, 300, 300.0
 LIVE_NODES, LIVE_CORES, LIVE_JOBS = 4, 0.2, 6
 MEASURES = (
-    "mean stretch", "max stretch", "wrong frac", "unused frac", "short frac", "overcommitted frac", "found s", "found frac"
+    "mean stretch", "max stretch", "wrong frac", "unused frac", "short frac", "overcommitted frac", "found s",
+    "found frac",
 )  # fmt: skip
 SCENARIO = """
 name = "needs"

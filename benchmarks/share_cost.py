@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from intervals import interval
+from intervals import interval_text
 from lab import print_machine
 from live_run import live_run
 from rows import add_rows, read_rows
@@ -103,10 +103,9 @@ def table(rows: Sequence[dict[str, object]]) -> str:
         if not found:
             continue
         cpu = [float(str(row["cpu_percent"])) for row in found]
-        low, high = interval(cpu)
         sent, received = (median(float(str(row[f"{way}_per_s"])) for row in found) for way in ("sent", "received"))
         lines.append(
-            f"| {mode} | {len(found)} | {median(cpu):.2f} | {low:.2f} to {high:.2f} | {sent:.2f} | {received:.2f} |"
+            f"| {mode} | {len(found)} | {median(cpu):.2f} | {interval_text(cpu, '.2f')} | {sent:.2f} | {received:.2f} |"
         )
     return "\n".join(lines)
 

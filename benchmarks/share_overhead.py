@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from intervals import interval, ratio_of_medians
+from intervals import interval_text, ratio_of_medians
 from lab import open_nodes, print_machine
 from live_run import live_run
 from rows import add_rows, read_rows
@@ -100,9 +100,8 @@ def table(rows: Sequence[dict[str, object]]) -> str:
         for mode in MODES:
             if not found[mode]:
                 continue
-            low, high = interval(found[mode])
             cells = [f"{1e3 * iteration_s:g}", mode, str(len(found[mode])), f"{statistics.median(found[mode]):.0f}",
-                     f"{low:.0f} to {high:.0f}"]  # fmt: skip
+                     interval_text(found[mode], ".0f")]  # fmt: skip
             for floor in ("native", "none"):
                 if mode in (floor, "native") or not found[floor]:
                     cells += ["", ""]

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from intervals import bootstrap, interval
+from intervals import bootstrap, interval_text
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
@@ -121,9 +121,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             for way in WAYS:
                 for measure in MEASURES if case[way] else ():
                     values = [row[measure] for row in case[way].values()]
-                    low, high = interval(values)
                     cells = [world, f"{load:g}", way or "equal caps", str(len(values)), measure,
-                             f"{statistics.median(values):.3g}", f"{low:.3g} to {high:.3g}", "", ""]  # fmt: skip
+                             f"{statistics.median(values):.3g}", interval_text(values), "", ""]  # fmt: skip
                     ratios = [
                         row[measure] / case[""][seed][measure] for seed, row in case[way].items() if seed in case[""]
                     ]

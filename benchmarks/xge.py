@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from intervals import bootstrap, interval
+from intervals import bootstrap, interval, level_text
 from lab import print_machine
 from rows import add_rows, read_rows
 
@@ -172,11 +172,11 @@ def values(rows: dict[int, dict[str, Any]], group: str, measure: str) -> list[fl
 
 
 def cell(found: Sequence[float]) -> str:
-    """Return the median with its interval."""
+    """Return the median with its interval, and the level of the interval if that is not 95 %."""
     if not found:
         return "none"
     low, high = interval(found)
-    return f"{number(statistics.median(found))} ({number(low)} to {number(high)})"
+    return f"{number(statistics.median(found))} ({number(low)} to {number(high)}{level_text(len(found))})"
 
 
 def number(value: float) -> str:

@@ -65,6 +65,7 @@ def _look(watched: _Watched, sample: GuestSample, now_s: float) -> GuestSample:
         most_cores=need.most_cores,
         booked_cores=need.booked_cores,
         memory_mib=watched.memory_mib,
+        guessed=need.guessed,
     )
     return msgspec.structs.replace(sample, need=reported)
 

@@ -45,6 +45,15 @@ def phases(profile: str, iterations: int) -> list[tuple[int, int]]:
     return [(-(-begins * iterations // WHOLE_PARTS), factor) for begins, factor in parts_of(profile)]
 
 
+def mean_factor(profile: str, iterations: int) -> float:
+    """Return the mean of a profile over `iterations`, a fraction of the whole need."""
+    found = phases(profile, iterations)
+    ends = [*(begin for begin, _ in found[1:]), iterations]
+    return sum((end - begin) * factor for (begin, factor), end in zip(found, ends, strict=True)) / (
+        iterations * WHOLE_PARTS
+    )
+
+
 class Profile:
     """A profile applied to a given number of iterations."""
 

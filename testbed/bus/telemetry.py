@@ -42,7 +42,8 @@ class BankSample(Value, frozen=True):
 class NeedSample(Value, frozen=True):
     """The estimated needs of a guest: of CPU in cores (`testbed.needs.estimator.Need`), and of memory.
 
-    `memory_mib` is the largest resident memory since the guest began to work: its need is at least that.
+    `memory_mib` is the largest resident memory since the guest began to work: its need is at least that. A need is
+    `guessed` if the guest was throttled in every window: only its bounds are measured.
     """
 
     cores: Amount
@@ -50,6 +51,7 @@ class NeedSample(Value, frozen=True):
     most_cores: Amount
     booked_cores: Amount
     memory_mib: Amount = 0.0
+    guessed: bool = False
 
 
 class ExchangeCounts(Value, frozen=True):

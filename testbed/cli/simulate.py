@@ -14,7 +14,7 @@ from testbed.cli.deferred import deferred
     epilog="\b\nExamples:\n"
     "  testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv\n"
     '  testbed simulate trace.csv --nodes 128 --policy "GreedyPM */per/OPT=MIN/MINVT=600" --policy EASY\n'
-    "  testbed simulate trace.csv --nodes 128 --policy EASY --policy DYNMCB8-PER --overheads calibration.toml#extrapolate\n"
+    "  testbed simulate trace.csv --nodes 128 --policy EASY --overheads calibration.toml#extrapolate\n"
     '  testbed simulate trace.csv --nodes 128 --policy "GreedyPM */OPT=MIN/WITHIN=dps" --imbalance 1/i\n'
     "  testbed simulate KTH-SP2-1996.swf.gz --reading processors --nodes 100 --policy FCFS --jobs-out out",
 )

@@ -11,12 +11,13 @@ import psutil
 from testbed.bus.drivers import traits_in, traits_of
 from testbed.bus.limits import MOST_EVENTS
 from testbed.bus.messages import NodeFacts
-from testbed.control.move_costs import known_costs
+from testbed.control.move_costs import known_costs, way_costs
 from testbed.errors import UserError, nearest
 from testbed.lab.guests import check_floor, check_images, check_memory, program_of
 from testbed.lab.node_facts import check_alike
 from testbed.lab.sharing import check_sharing
 from testbed.scenario.schema import Scenario
+from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.view import Policy, can_ever_run
 from testbed.scheduling.workload.jobs import Job
 
@@ -34,6 +35,12 @@ def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
                 f"{job.cpu_need_frac:g} do not fit on {count} nodes under {policy.name}: expected a smaller job or "
                 "more nodes"
             )
+    if watches_needs(policy) and scenario.programs.profile is None:
+        raise UserError(
+            f"policy {policy.name}: programs without a profile use all of their cap, so that their needs cannot be "
+            'estimated: expected [programs] profile, such as profile = "1"'
+        )
+    way_costs(scenario)
     known_costs(policy, scenario)
 
 

@@ -9,10 +9,12 @@ import msgspec
 import numpy as np
 
 from testbed.bus.messages import ImageRef
+from testbed.bus.telemetry import NeedSample
 from testbed.control.move_costs import MoveCosts
 from testbed.control.planner import JobStatus, Target, Verb
 from testbed.lab.guests import PreparedJob
 from testbed.lab.job_guests import JobGuests
+from testbed.needs.estimator import error_of
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
@@ -61,7 +63,8 @@ class LiveJob(JobGuests):
     trace_s_per_unit: float
     state: JobHistory
     progress: Progress
-    needs_cores: dict[int, float] = field(default_factory=dict)  # CPU needs measured by nodes, by task
+    needs_cores: dict[int, float] = field(default_factory=dict)  # CPU needs estimated by nodes, by task
+    measured: set[int] = field(default_factory=set)  # the tasks whose estimate is not guessed
     prefers_live: bool = True  # whether it migrates live, where that is possible
     told_need_frac: float = 0.0  # the CPU need that policies have; `take_need` sets it
 
@@ -76,6 +79,21 @@ class LiveJob(JobGuests):
         measured = [cores / node_cores for cores in self.needs_cores.values()]
         unmeasured = [self.told_need_frac] if len(measured) < len(self.specs) else []
         return min(max([*measured, *unmeasured, LEAST_NEED_FRAC]), 1.0)
+
+    def hear_need(self, task: int, need: NeedSample) -> None:
+        """Take a node's estimate of a task's CPU need.
+
+        After a restore or a migration the estimator of the new node begins anew. Its guess does not replace a need that
+        was measured before, unless the task uses more.
+        """
+        known_cores = self.needs_cores.get(task, 0.0)
+        if need.guessed and task in self.measured and need.least_cores < known_cores - error_of(known_cores):
+            return
+        self.needs_cores[task] = need.booked_cores
+        if need.guessed:
+            self.measured.discard(task)
+        else:
+            self.measured.add(task)
 
     def take_need(self, need_frac: float) -> None:
         """Change the CPU need: from now on yields are fractions of the new need."""
@@ -169,6 +187,7 @@ class LiveJob(JobGuests):
         """
         self.progress.restart()
         self.needs_cores.clear()
+        self.measured.clear()
         if self.state.begun == self.state.restarts:
             self.rename(self.state.begun)
 

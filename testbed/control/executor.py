@@ -371,19 +371,15 @@ class Executor:
             there = await self._operations.samples(live, action.nodes)
             at_work = {spec.task for spec in live.specs if spec.guest in there and there[spec.guest].units_done > 0}
             if at_work | live.state.finished_tasks == set(range(len(live.specs))):
-                await self._operations.adopt(live, there, action.yield_frac)
+                await self._operations.adopt(live, there, _at_present_need(live, action).yield_frac)
                 return _Result(sum(image.bytes for image in live.images()) if action.verb is Verb.RESTORE else 0)
             await self._operations.stop(live, action.nodes)
         await self._retry(number, action, 1, _LOST)
         return await self._do(live, action)
 
     async def _do(self, live: LiveJob, action: PlannedAction) -> _Result:
-        """Perform one action once, and return its result.
-
-        Its yield is that of the history, which follows changes of the need after the plan: the cap is the planned one.
-        """
-        if live.state.flight is not None:
-            action = replace(action, yield_frac=live.state.flight.yield_frac)
+        """Perform one action once, and return its result."""
+        action = _at_present_need(live, action)
         match action.verb:
             case Verb.START:
                 await self._operations.start(live, action.nodes, action.yield_frac, ())
@@ -517,6 +513,11 @@ class Executor:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, *self._aside, return_exceptions=True)
+
+
+def _at_present_need(live: LiveJob, action: PlannedAction) -> PlannedAction:
+    """Return an action in progress with the yield of the history, which follows changes of the need: the cap stays."""
+    return action if live.state.flight is None else replace(action, yield_frac=live.state.flight.yield_frac)
 
 
 def _back(live: LiveJob) -> Interruption | None:

@@ -9,8 +9,8 @@ from testbed.errors import UserError, shown
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Floats, Policy, knows_costs
 from testbed.scheduling.simulation.moving import move_costs_s
-from testbed.scheduling.simulation.overheads_file import LIVE, SAVE_AND_RESTORE, load_ways
-from testbed.scheduling.simulation.overheads_parser import CHEAPER, parse_overheads
+from testbed.scheduling.simulation.overheads_file import LIVE, SAVE_AND_RESTORE, has_ways, load_ways
+from testbed.scheduling.simulation.overheads_parser import CHEAPER, EXTRAPOLATE, parse_overheads, split_file
 from testbed.scheduling.workload.jobs import Job
 
 
@@ -34,7 +34,7 @@ class MoveCosts:
 def known_costs(policy: Policy, scenario: Scenario) -> MoveCosts | None:
     """Return the costs of moves for a policy that uses them, None for other policies.
 
-    If the scenario chooses the cheaper way of migration for each job, the costs are those of the cheaper way.
+    If the model is a file with the costs of each mechanism of migration, those of the scenario's mechanism count.
     Raises `UserError` if the policy uses costs, and the scenario names no model or one that cannot be read.
     """
     if not knows_costs(policy):
@@ -44,7 +44,10 @@ def known_costs(policy: Policy, scenario: Scenario) -> MoveCosts | None:
             f"overheads: policy {policy.name} uses the cost of moves: expected a model in the scenario, such as "
             "overheads = 'calibration.toml' (`testbed calibrate`) or 'constant:300'"
         )
-    model = f"{scenario.overheads}#{CHEAPER}" if scenario.migration.mechanism == CHEAPER else scenario.overheads
+    file, key = split_file(scenario.overheads)
+    model = scenario.overheads
+    if file and key in ("", EXTRAPOLATE) and has_ways(Path(file)):
+        model = f"{file}#{scenario.migration.mechanism}#{EXTRAPOLATE}"
     return MoveCosts(model, scenario.nodes[0].memory_mib * 2**20 / 1e9, scenario.time_scale)
 
 
@@ -67,9 +70,10 @@ def way_costs(scenario: Scenario) -> WayCosts | None:
     """
     if scenario.migration.mechanism != CHEAPER:
         return None
-    if scenario.overheads is None or not scenario.overheads.lower().endswith(".toml"):
+    file, key = split_file(scenario.overheads or "")
+    if not file or key not in ("", EXTRAPOLATE):
         raise UserError(
             f"overheads = {shown(scenario.overheads or '', 60)}: [migration] mechanism = 'cheaper' compares measured "
             "costs: expected the file of a calibration with live migrations, such as 'calibration.toml'"
         )
-    return WayCosts(scenario.overheads, scenario.nodes[0].memory_mib * 2**20 / 1e9)
+    return WayCosts(file, scenario.nodes[0].memory_mib * 2**20 / 1e9)

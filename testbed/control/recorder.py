@@ -168,7 +168,7 @@ class Recorder:
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
         """Record a decision that took `decide_s` seconds, on the jobs in the system, whose targets are set already."""
         self.decide_s.append(decide_s)
-        needs = {live.job_id: live.job.cpu_need_frac * live.job.tasks for live in active}
+        needs = {live.job_id: live.told_need_frac * live.job.tasks for live in active}
         yields = {job: target.yield_frac for job, target in targets.items()}
         idle = [live for live in active if live.job_id not in targets]
         self.point(

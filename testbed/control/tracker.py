@@ -17,12 +17,11 @@ from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.lab.fleet import Node
 from testbed.lab.guest_specs import cap_at
 from testbed.measure.points import Value
-from testbed.needs.estimator import NEED_WINDOW_S
+from testbed.needs.estimator import NEED_WINDOW_S, NEWS_FRAC
 from testbed.run import events
 from testbed.run.phases import Phase
 
 SHORTEST_WINDOW_S = 2.0
-NEWS_FRAC = 0.05  # a measured need that differs by less from the policy's value causes no decision
 _MOST_BOOTS = 10_000  # bound on the boots of nodes whose lost samples are counted
 _NOTHING = Supersteps(steps=0, longest_s=0.0, compute_s=0.0, comm_s=0.0)
 
@@ -252,7 +251,9 @@ class Tracker:
 
         A job causes at most one such decision per window of the estimators, however often its nodes change estimates.
         """
-        live.needs_cores[task] = need.booked_cores
+        live.hear_need(task, need)
+        if live.state.stranded or live.state.withdrawn:
+            return  # no decision concerns it
         now_s = self._recorder.now_s()
         if abs(live.found_need_frac / live.told_need_frac - 1.0) > NEWS_FRAC and now_s >= self._needs_again_s.get(
             live.job_id, 0.0

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from testbed.bus.imbalance import parts_of
 from testbed.bus.messages import ProgramSpec
+from testbed.bus.need_profile import mean_factor
 
 TOLERANCE = 3.0
 SLACK_S = 0.25  # two periods of the drivers' caps, 0.1 s each, and the time that a busy agent needs to read a sample
@@ -131,6 +132,7 @@ class WorkRates:
         iterations = -(-program.work_units // program.units_per_iteration)
         parts = parts_of(program.imbalance, program.rank, program.ranks, iterations)
         units = program.work_units * sum(times / divisor for divisor, times in parts) / iterations
+        units *= mean_factor(program.profile, iterations)
         fastest = self.fastest(job_id, program.name, nodes)
         if fastest <= 0.0 or units <= TOLERANCE * fastest * cpu_most_s:
             return ""

@@ -26,6 +26,7 @@ ERROR_FRAC = 0.05  # relative measurement error: the speed of a core varies by a
 ERROR_CORES = 0.01  # absolute part of the measurement error
 THROTTLED_FRAC = 0.05  # a guest that is throttled for a smaller part of a window counts as unthrottled
 FULL_FRAC = 0.95  # without throttling data, a guest that uses this part of its cap counts as throttled
+NEWS_FRAC = 0.05  # an estimate that differs by less from the need that a policy has causes no decision
 GROWTH = 2.0  # least estimate relative to the lower bound, if every window was throttled
 
 
@@ -39,13 +40,15 @@ class Need:
     """An estimated CPU need and its bounds, in cores.
 
     `booked_cores` is the need that a policy should use. For a measured need it includes headroom of twice the
-    measurement error, so that a guest at yield 1 is unthrottled, and an increase of its need is detected.
+    measurement error, so that a guest at yield 1 is unthrottled, and an increase of its need is detected. The need is
+    `guessed` if every window was throttled: then only the bounds are measured.
     """
 
     cores: float
     least_cores: float
     most_cores: float
     booked_cores: float
+    guessed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +112,4 @@ class NeedEstimator:
         else:
             cores = max(self._declared_cores, GROWTH * self._least)
         cores = min(max(cores, least), most)
-        return Need(cores, least, most, min(cores + headroom, self._most_possible))
+        return Need(cores, least, most, min(cores + headroom, self._most_possible), guessed=not self._unthrottled)

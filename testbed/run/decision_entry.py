@@ -31,7 +31,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         tuple[float, ...], about("time for which a move stops each job; left out unless the policy uses it", "trace s")
     ] = ()
     image_node: Annotated[
-        tuple[int, ...], about("node of the image of each paused task, -1 for others; left out unless the policy uses it")
+        tuple[int, ...], about("node of a paused task's image, -1 for other tasks; left out unless the policy uses it")
     ] = ()
 
 

@@ -59,7 +59,8 @@ class WorkloadTable(Table):
     )
     reading: str | None = key(
         None,
-        "Rule that derives jobs with needs from a log; `testbed trace convert --help` explains the readings. CSV traces need none.",
+        "Rule that derives jobs with needs from a log; `testbed trace convert --help` explains the readings. CSV "
+        "traces need none.",
         example="hpc2n",
     )
     segment: SegmentTable = SegmentTable()

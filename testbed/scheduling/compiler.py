@@ -162,16 +162,30 @@ def _digest(function: Callable[..., Any]) -> str:
     digest.update(kernel_function.__module__.encode())
     digest.update(repr((_code(kernel_function.__code__, function.__doc__), kernel_function.__defaults__)).encode())
     digest.update(b"lean" if getattr(function, _LEAN, False) else b"")
-    for name in sorted(_names(kernel_function) & kernel_function.__globals__.keys()):
+    annotated = set(re.findall(r"\w+", " ".join(map(str, kernel_function.__annotations__.values()))))
+    for name in sorted((_names(kernel_function) | annotated) & kernel_function.__globals__.keys()):
         value = kernel_function.__globals__[name]
         if getattr(value, _MARK, False):
             text = _digest(value)
         elif isinstance(value, type):
-            text = f"{value.__qualname__} {getattr(value, '_fields', '')}"
+            text = _layout(value)
+        elif name in annotated:
+            continue  # the name of a type that has no layout, such as an array
         else:
             text = getattr(value, "__name__", repr(value))
         digest.update(f"{name} {text}\n".encode())
     return digest.hexdigest()[:24]
+
+
+def _layout(kind: type) -> str:
+    """Return the name of a type with its fields, and with those of the named tuples in them."""
+    parts = []
+    for name, annotation in getattr(kind, "__annotations__", {}).items() if hasattr(kind, "_fields") else ():
+        words = re.findall(r"\w+", str(annotation))
+        values = map(vars(sys.modules[kind.__module__]).get, words)
+        inner = [_layout(each) for each in values if isinstance(each, type) and hasattr(each, "_fields")]
+        parts.append(f"{name} {annotation} {inner}")
+    return f"{kind.__qualname__} {parts}"
 
 
 def _code(code: CodeType, docstring: str | None = None) -> tuple[object, ...]:

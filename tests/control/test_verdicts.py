@@ -237,6 +237,15 @@ def test_ranks_with_less_to_do_may_be_done_sooner() -> None:
     assert rates.doubt(1, msgspec.structs.replace(third, imbalance="uniform"), 0.7, HERE)
 
 
+def test_programs_that_need_less_by_their_profile_may_be_done_sooner() -> None:
+    rates = WorkRates(MeasuredRates(1000.0))
+    quarter_s = PROGRAM.work_units / 1000.0 / 4 / TOLERANCE
+    for profile in ("0.25", "0.4,0.1@0.5"):
+        paced = msgspec.structs.replace(PROGRAM, profile=profile)
+        assert rates.doubt(1, paced, quarter_s * 1.01, HERE) == ""
+        assert rates.doubt(1, paced, quarter_s * 0.99, HERE)
+
+
 def test_a_node_that_tells_its_guests_done_at_once_is_doubted_and_honest_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

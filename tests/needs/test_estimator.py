@@ -30,10 +30,10 @@ def test_a_guest_that_is_not_held_back_needs_what_it_uses() -> None:
 def test_a_guest_that_is_held_back_needs_more_and_at_most_its_own_pace() -> None:
     seen = NeedEstimator(1.0, 1.0)
     seen.observe(Window(0.2, 0.2, 0.5))  # it runs half of the time, and then uses 0.4 of a core
-    assert seen.need == Need(pytest.approx(0.43), 0.2, pytest.approx(0.43), pytest.approx(0.43))
+    assert seen.need == Need(pytest.approx(0.43), 0.2, pytest.approx(0.43), pytest.approx(0.43), guessed=True)
     untold = NeedEstimator(1.0, 1.0)
     untold.observe(Window(0.2, 0.2))
-    assert untold.need == Need(1.0, 0.2, 1.0, 1.0), "the declared need agrees with what was seen"
+    assert untold.need == Need(1.0, 0.2, 1.0, 1.0, guessed=True), "the declared need agrees with what was seen"
 
 
 def test_a_need_that_was_declared_too_low_is_raised_step_by_step() -> None:
@@ -48,9 +48,9 @@ def test_a_need_that_was_declared_too_low_is_raised_step_by_step() -> None:
 def test_a_throttled_guest_gets_more_than_declared_until_its_need_is_known() -> None:
     seen = NeedEstimator(0.5, 1.0)
     seen.observe(window(1.0, 0.4, told=True))  # the declared need agrees, but so does every higher one
-    assert seen.need == Need(0.8, 0.4, 1.0, 0.8)
+    assert seen.need == Need(0.8, 0.4, 1.0, 0.8, guessed=True)
     seen.observe(window(1.0, 0.6, told=True))
-    assert seen.need == Need(1.0, 0.6, 1.0, 1.0)
+    assert seen.need == Need(1.0, 0.6, 1.0, 1.0, guessed=True)
 
 
 def test_bursts_that_a_quota_throttles_do_not_make_the_cap_smaller_and_smaller() -> None:

@@ -16,6 +16,7 @@ from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.priced import PricedPolicy
 from testbed.scheduling.policies.view import ClusterView, Decision, Event, JobState
 from testbed.scheduling.simulation.compiling import AT_ONCE, NEVER
+from testbed.scheduling.simulation.loop import run_loop
 from testbed.scheduling.simulation.overheads import constant
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
@@ -89,8 +90,9 @@ def test_a_job_resumes_where_its_images_are() -> None:
     for images in range(4):
         seen = view([(1.0, 0.3, (-1,)), (1.0, 0.3, (-1, -1))], 4, 10.0)
         seen = replace(
-            seen, state=np.array([JobState.PAUSED, JobState.WAITING], dtype=np.int8), image_node=np.array([images, -1, -1])
-        )
+            seen, state=np.array([JobState.PAUSED, JobState.WAITING], dtype=np.int8),
+            image_node=np.array([images, -1, -1]),
+        )  # fmt: skip
         found = parse(f"{PLAIN}/KNOWS=cost").decide(seen, PASS)
         assert found.task_node[0] == images
         assert len(set(found.task_node.tolist())) == 3
@@ -101,6 +103,18 @@ def test_a_job_resumes_where_its_images_are() -> None:
         found = parse(f"{PLAIN}/KNOWS=cost").decide(both, PASS)
         assert found.task_node[1] == images
         assert found.task_node[0] not in (-1, images)
+
+
+def test_no_transfer_of_images_counts_more_than_a_task_that_stays() -> None:
+    """A job of eight tasks runs on every node, and many paused jobs have their images on the first ones."""
+    wide = tuple(range(8))
+    seen = view([(1.0, 0.55, wide), *[(0.1, 0.1, (-1,))] * 20], 9, 0.0)
+    seen = replace(
+        seen, state=np.array([JobState.RUNNING, *[JobState.PAUSED] * 20], dtype=np.int8),
+        image_node=np.array([-1] * 8 + [0] * 20),
+    )  # fmt: skip
+    found = parse(f"{PLAIN}/KNOWS=cost").decide(seen, PASS)
+    assert moved(seen, found) == []
 
 
 JOBS = st.lists(
@@ -128,6 +142,17 @@ def test_runs_are_sound_and_keep_the_limit(rows: list, base: str, suffix: str) -
     if base.startswith("/"):  # such policies move jobs only in passes
         _, counts = np.unique(run.moves.time_s[run.moves.kind == 1], return_counts=True)
         assert counts.max(initial=0) <= most
+
+
+@given(JOBS, st.sampled_from(BASES), st.sampled_from(("/KNOWS=cost", "/MOVES=1", "/KNOWS=cost/MOVES=2")))
+def test_views_and_kernels_have_the_same_columns(rows: list, base: str, suffix: str) -> None:
+    policy = parse(base + suffix)
+    table = constant(100.0).table(8.0)
+    one, other = (
+        run_loop(made(rows), 4, policy, table, compiling=NEVER, views=views) for views in (False, True)
+    )
+    assert one.end_s.tobytes() == other.end_s.tobytes()
+    assert one.migrations.tolist() == other.migrations.tolist()
 
 
 @given(JOBS, st.sampled_from(BASES))

@@ -88,6 +88,9 @@ def _search(
     if not stretch:
         for row in problem.free:
             largest = max(largest, problem.ratio[row])
+        for row in problem.pinned:
+            if row != NOT_PLACED:
+                largest = max(largest, problem.ratio[row])
     if not _try(problem, LEAST_TARGET / largest, jobs, cluster, rules, time_s, stretch, best):
         best.number[0] = -1
         return best

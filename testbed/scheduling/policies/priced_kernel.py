@@ -32,8 +32,7 @@ from testbed.scheduling.policies.problem import is_pinned
 from testbed.scheduling.policies.state import PACK_FOR_STRETCH, Cluster, Jobs, Mask, Rules
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
 
-
-_TRANSFER = 0.5  # weight of a transfer of images, relative to a move that costs nothing
+_TRANSFER = 1e-9  # weight of a transfer of images, relative to a move that costs nothing
 
 
 class PricedRules(NamedTuple):
@@ -83,9 +82,8 @@ def decide(
     ran, stood_on, moves = cluster.running.copy(), cluster.task_node.copy(), np.zeros(cost_s.size, dtype=np.bool_)
     decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted, freed, False)
     calm_running, calm_node = cluster.running.copy(), cluster.task_node.copy()
-    before = Before(
-        ran, stood_on, args.columns.image_node, cost_s, moves, calm_running, relative_weights(active, jobs, cluster, rules.base)
-    )  # fmt: skip
+    ratio = relative_weights(active, jobs, cluster, rules.base)
+    before = Before(ran, stood_on, args.columns.image_node, cost_s, moves, calm_running, ratio)
     decide_dfrs(rules.base, jobs, cluster, time_s, active, submitted[:0], False, True)
     if keep_places(rules, before, jobs, cluster, time_s, active) > rules.most_moves:
         cluster.running[:] = calm_running
@@ -180,7 +178,7 @@ def rename_nodes(
     """Rename the nodes of a plan so that tasks keep their nodes: the pair of nodes that saves most comes first.
 
     A task that stays saves its part of the cost of a move of its job. A resumed task on the node of its image saves a
-    transfer, which counts less than any move. Nodes of jobs that the plan may not move keep their names.
+    transfer, which counts only where no move is saved. Nodes of jobs that the plan may not move keep their names.
     """
     nodes = cluster.node_available.size
     target = np.full(nodes, NOT_PLACED, dtype=np.int64)

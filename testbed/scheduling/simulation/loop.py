@@ -12,7 +12,7 @@ from testbed.errors import RunError
 from testbed.scheduling.compiler import compiled
 from testbed.scheduling.policies.kernel_policy import JobColumns, first_argument, has_kernels
 from testbed.scheduling.policies.state import Cluster, Jobs
-from testbed.scheduling.policies.view import Policy, knows_costs
+from testbed.scheduling.policies.view import NOT_PLACED, Policy, knows_costs
 from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.dividing import Dividing
@@ -132,14 +132,14 @@ def columns_of(jobs: Sequence[Job], world: World, policy: Policy, overheads: Ove
 
     A paused job has its images where it last ran.
     """
-    move_cost_s = np.full(len(jobs), np.nan)
+    move_cost_s, image_node = np.full(len(jobs), np.nan), np.full(world.stood_on.size, NOT_PLACED, dtype=np.int64)
     if knows_costs(policy):
-        move_cost_s = move_costs_s(jobs, overheads)
+        move_cost_s, image_node = move_costs_s(jobs, overheads), world.stood_on
     estimate_s = np.full(len(jobs), np.nan)
     if policy.needs_estimates:
         estimate_s = np.array([job.batch_estimate_s for job in jobs], dtype=np.float64)
     urgent = np.array([job.urgent for job in jobs], dtype=np.bool_)
-    return JobColumns(world.start_s, estimate_s, urgent, move_cost_s, world.stood_on)
+    return JobColumns(world.start_s, estimate_s, urgent, move_cost_s, image_node)
 
 
 def _viewed(

@@ -7,7 +7,7 @@ part of a cap is idle.
 
 Under a policy that `watches_needs`, each job has the estimator of the agents (`testbed.needs`). Between two changes of
 cap or need all windows are equal, except for the measurement error. Therefore the simulation evaluates one window after
-each change. At its end the policy decides again, with the new estimate.
+each change. At its end the policy decides again, with the new estimate if that differs by more than `NEWS_FRAC`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import RunError, UserError
-from testbed.needs.estimator import NeedEstimator, Window
+from testbed.needs.estimator import NEWS_FRAC, NeedEstimator, Window
 from testbed.scheduling.compiler import bound
 from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.state import Cluster, Jobs, Mask
@@ -217,7 +217,9 @@ class Needing(Views):
             used = min(paced, cap)
             throttled_frac = (1.0 - cap if paced > cap else 0.0) if self._model.reports_throttling else None
             watch.estimator.observe(Window(cap, used, throttled_frac))
-            self._table.cpu_need_frac[row] = watch.estimator.need.booked_cores
+            booked = watch.estimator.need.booked_cores
+            if abs(booked / self._table.cpu_need_frac[row] - 1.0) > NEWS_FRAC:
+                self._table.cpu_need_frac[row] = booked
             self._note_found(watch)
 
     def decide(

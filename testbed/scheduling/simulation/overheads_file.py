@@ -104,6 +104,11 @@ class _Ways(BaseModel):
     live: Annotated[list[_Row], Field(min_length=1)]
 
 
+def has_ways(path: Path) -> bool:
+    """Whether a file has the costs of migrations by mechanism; raises `UserError` for a file that cannot be read."""
+    return isinstance(read_toml(path, "a TOML file with a table of overheads").get("migration_ways_s"), dict)
+
+
 def load_ways(path: Path) -> dict[str, Overheads]:
     """Read the overheads of a file with the migrations of each way; raise UserError as `load_overheads` does."""
     data = read_toml(path, "a TOML file with a table of overheads")

@@ -5,7 +5,9 @@
 * a file such as `calibration.toml`: see `testbed.scheduling.simulation.overheads_file`;
 * `calibration.toml#constant`: the mean penalty of such a file, for every resume and migration;
 * `calibration.toml#extrapolate`: the same as the file, for tasks of any memory;
-* `calibration.toml#cheaper`: the same, with the cheaper migration at each point: live, or through images.
+* `calibration.toml#save-restore`, `#live`: the same, with migrations by this mechanism;
+* `calibration.toml#cheaper`: the same, with the cheaper mechanism at each point;
+* `calibration.toml#cheaper#extrapolate`: such a model for tasks of any memory.
 
 A plug-in is an entry point of the group `testbed.overheads`: a callable that gets the text after the colon (empty
 without one), and returns an `Overheads`; it raises `UserError` for an invalid text.
@@ -23,7 +25,9 @@ from testbed.errors import UserError, nearest
 from testbed.scheduling.simulation.overheads import Overheads, constant, linear
 
 PLUGIN_GROUP = "testbed.overheads"
-_CONSTANT, EXTRAPOLATE, CHEAPER = _KEYS = "constant", "extrapolate", "cheaper"  # after the # of a file
+EXTRAPOLATE, CHEAPER = "extrapolate", "cheaper"
+_WAYS = ("save-restore", "live", CHEAPER)
+_KEYS = ("constant", EXTRAPOLATE, *_WAYS)  # after the # of a file
 
 
 def parse_overheads(text: str) -> Overheads:
@@ -31,20 +35,14 @@ def parse_overheads(text: str) -> Overheads:
 
     Raises UserError for an unknown name, with the nearest known ones, and for invalid arguments.
     """
-    file, _, key = text.rpartition("#")
-    if text.lower().endswith(".toml"):
-        return _file(text)
-    if file.lower().endswith(".toml"):
-        if key not in _KEYS:
+    file, key = split_file(text)
+    if file:
+        if key.removesuffix(f"#{EXTRAPOLATE}") not in ("", *_KEYS):
             raise UserError(
                 f"overheads {text}: expected {', '.join(f'#{each}' for each in _KEYS)} or nothing after the file"
                 f"{nearest(key, _KEYS)}"
             )
-        if key == CHEAPER:
-            return _file(file, cheaper=True)
-        if key == EXTRAPOLATE:
-            return replace(_file(file), name=text, most_memory_gb=inf)
-        return replace(constant(_file(file).mean_penalty_s), name=text, wall_clock=True)
+        return _of_file(text, file, key)
     name, _, arguments = text.partition(":")
     plugins = {point.name: point for point in entry_points(group=PLUGIN_GROUP)}
     if name in _MAKERS:
@@ -56,10 +54,28 @@ def parse_overheads(text: str) -> Overheads:
     raise UserError(f"no overheads {name!r}: expected a .toml file or one of {', '.join(known)}{nearest(name, known)}")
 
 
-def _file(path: str, *, cheaper: bool = False) -> Overheads:
-    from testbed.scheduling.simulation.overheads_file import load_cheaper, load_overheads  # noqa: PLC0415  # pydantic is slow to import
+def split_file(text: str) -> tuple[str, str]:
+    """Return the file of a model and what follows it after a #; two empty texts for a model without a file."""
+    end = text.lower().rfind(".toml") + len(".toml")
+    if end < len(".toml") or (end < len(text) and text[end] != "#"):
+        return "", ""
+    return text[:end], text[end + 1 :]
 
-    return load_cheaper(Path(path)) if cheaper else load_overheads(Path(path))
+
+def _of_file(text: str, file: str, key: str) -> Overheads:
+    from testbed.scheduling.simulation.overheads_file import load_cheaper, load_overheads, load_ways  # noqa: PLC0415  # pydantic is slow to import
+
+    way = key.removesuffix(f"#{EXTRAPOLATE}")
+    if way == CHEAPER:
+        found = load_cheaper(Path(file))
+    elif way in _WAYS:
+        found = load_ways(Path(file))[way]
+    else:
+        found = load_overheads(Path(file))
+    if way == "constant":
+        found = constant(found.mean_penalty_s)
+    most_memory_gb = inf if key.endswith(EXTRAPOLATE) else found.most_memory_gb
+    return replace(found, name=text, wall_clock=True, most_memory_gb=most_memory_gb)
 
 
 def _constant(text: str) -> Overheads:

@@ -1,9 +1,8 @@
 """Greedy placement: each task goes to the node with the least CPU load and enough free memory [PHD V.A].
 
-GR takes tasks in the given order, SG those with the largest memory requirement first, as memory is what may not suffice;
-[PHD] does not give the order of its sorted algorithms. Of tasks with equal memory, the one with the highest CPU need is
-first. GB and SGB also backtrack when a task does
-not fit: the previous task takes its next best node, up to a total number of attempts.
+GR takes tasks in the given order, SG those with the largest memory requirement first, as memory may not suffice; of
+tasks with equal memory, the one with the highest CPU need is first. [PHD] does not give this order. GB and SGB also
+backtrack when a task does not fit: the previous task takes its next best node, up to a total number of attempts.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from testbed.run import events
+from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.view import NOT_PLACED
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def of_simulation(simulation: Simulation, period_s: float | None) -> tuple[Decis
     ids = np.array([job.job_id for job in run.jobs], dtype=np.int64)
     numbering = Numbering()
     records = []
+    by_needs = watches_needs(simulation.policy)  # decisions without an event are those with a new need
     for each in simulation.decisions:
         time_s = each.time_s
         active = frozenset(ids[(run.submit_s <= time_s) & (run.end_s > time_s)].tolist())
@@ -147,7 +149,7 @@ def of_simulation(simulation: Simulation, period_s: float | None) -> tuple[Decis
                 time_s=time_s,
                 triggers=numbering.triggers(
                     completed, submitted, passes, changed=False,
-                    retried=passes is None and not completed and not submitted,
+                    retried=passes is None and not completed and not submitted and not by_needs,
                 ),
                 active=active,
                 placement={job: nodes for job, (nodes, _) in each.placements.items()},

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ from testbed.scheduling.metrics import (
     work_cpu_s,
 )
 from testbed.study.report.page.style import BLUE, INK, VERMILION, Absent, Chart, legend_outside, single_axes
-from testbed.study.report.run.facts import RunFacts
-from testbed.study.report.run.schedule import RUNS, Schedule
+from testbed.study.report.run.facts import JobFacts, RunFacts
+from testbed.study.report.run.schedule import RUNS, Schedule, Span
 
 Floats = NDArray[np.float64]
 _NAME, _TITLE = "utilisation", "Utilisation against demand"
@@ -57,9 +58,9 @@ def utilisation(facts: RunFacts, schedule: Schedule) -> Utilisation | None:
     ends = np.array([last_s if job.end_time_s is None else job.end_time_s for job in submitted])
     ends = np.maximum(begins, ends)
     running = [
-        (schedule.to_trace_s(span.begin_s), schedule.to_trace_s(span.end_s), span.yield_frac * need.cpu_need_frac)
+        (schedule.to_trace_s(span.begin_s), schedule.to_trace_s(span.end_s), span.yield_frac * _need_frac(span, job))
         for span in schedule.spans
-        if span.kind in RUNS and span.end_s is not None and (need := facts.job_by_id.get(span.job)) is not None
+        if span.kind in RUNS and span.end_s is not None and (job := facts.job_by_id.get(span.job)) is not None
     ]
     spans = np.array(running, dtype=np.float64).reshape(-1, 3)
     times = np.unique(np.concatenate((begins, ends, spans[:, 0], spans[:, 1])))
@@ -67,6 +68,11 @@ def utilisation(facts: RunFacts, schedule: Schedule) -> Utilisation | None:
         return None
     needs = np.array([job.need_cpu for job in submitted])
     return Utilisation(times, _steps(begins, ends, needs, times), _steps(spans[:, 0], spans[:, 1], spans[:, 2], times))
+
+
+def _need_frac(span: Span, job: JobFacts) -> float:
+    """Return the CPU need to which the yield of a span refers: an estimated one, or the declared one of its job."""
+    return job.cpu_need_frac if math.isnan(span.cpu_need_frac) else span.cpu_need_frac
 
 
 def _coarse(times: Floats, values: Iterable[Floats]) -> tuple[Floats, list[Floats]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 RUN = "run"
 START = "start"
@@ -43,7 +43,8 @@ ENDED = frozenset({DONE, FAILED})
 class Span:
     """A span of task `task` of a job on `node`; wall seconds since the replay began, `end_s` None for an open span.
 
-    `yield_frac` is the task's cap over its CPU need: 0 while it is saved, transferred or waits.
+    `yield_frac` is the task's cap over its CPU need: 0 while it is saved, transferred or waits. `cpu_need_frac` is that
+    need, NaN if it is the declared one of the job.
     """
 
     job: int
@@ -53,6 +54,7 @@ class Span:
     end_s: float | None
     kind: str
     yield_frac: float
+    cpu_need_frac: float = field(default=math.nan, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

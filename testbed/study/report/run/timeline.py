@@ -152,12 +152,15 @@ class Timeline:
         now = {task: (node, kind, yield_frac) for task, node, kind, yield_frac in doings(job)}
         for task in range(job.tasks):
             span, doing = self._open.get((job.job, task)), now.get(task)
-            if span is not None and (span.node, span.kind, span.yield_frac) == doing:
+            same = span is not None and (span.node, span.kind, span.yield_frac) == doing
+            if same and span is not None and span.cpu_need_frac == job.cpu_need_frac:
                 continue
             self._close(job.job, task)
             if doing is not None:
                 node, kind, yield_frac = doing
-                self._open[job.job, task] = Span(job.job, task, node, self.now_s, None, kind, yield_frac)
+                self._open[job.job, task] = Span(
+                    job.job, task, node, self.now_s, None, kind, yield_frac, job.cpu_need_frac
+                )
                 self.nodes = max(self.nodes, node + 1)
 
     def _close(self, job: int, task: int) -> None:
