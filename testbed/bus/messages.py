@@ -306,7 +306,7 @@ MOST_NATIVE_RANKS = 64
 
 
 class ListGuests(Action, frozen=True):
-    """List the guests that exist on this node, with their states, once no command for those in `settled` runs."""
+    """List the guests of this node with their states, after all commands about the guests in `settled` have ended."""
 
     settled: tuple[GuestName, ...] = ()
 

@@ -42,7 +42,7 @@ class Field:
 class Measurement:
     """One measurement: the names of its tags, without those of the run, and its fields, of which a point has some.
 
-    Points of a `state` are made durable at once (`testbed.measure.spool`).
+    Points of a `state` are handed to the kernel at once (`testbed.measure.spool`).
     """
 
     name: str
@@ -284,7 +284,7 @@ _ALL = (
         "a job changed its state",
         ("job",),
         (
-            Field("state", str, "", "submitted, running, paused, resumed, moving, done or failed"),
+            Field("state", str, "", "submitted, running, paused, resumed, moving, withdrawn, again, done or failed"),
             Field("trace_s", float, "trace s", "trace time of the change"),
             Field("tasks", int, "", "tasks of the job"),
             Field("flow_time_s", float, "trace s", "time from submission to the end; of a job that is done"),

@@ -96,7 +96,7 @@ def as_data() -> dict[str, object]:
 
 def _section(measurement: Measurement) -> Iterator[str]:
     yield f"\n## {measurement.name}\n\n{measurement.meaning[0].upper()}{measurement.meaning[1:]}."
-    yield " It is a state, made durable at once.\n\n" if measurement.state else "\n\n"
+    yield " It is a state, handed to the operating system at once.\n\n" if measurement.state else "\n\n"
     if measurement.tags:
         yield f"Tags: {', '.join(f'`{name}`' for name in measurement.tags)}, and those of the run.\n\n"
     else:
