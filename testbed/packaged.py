@@ -5,6 +5,7 @@ The files are in the project's folder `scenarios`, which a wheel contains as `te
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -46,7 +47,7 @@ def _named_files(folder: Path) -> dict[str, Path]:
 def _find(text: str, known: Mapping[str, Path], what: str) -> Path:
     """Return the file; an existing file takes precedence over a packaged one, and a pipe counts as a file."""
     path = Path(text)
-    if path.exists() and not path.is_dir():
+    if os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112  # those of `Path` may raise
         return path
     if path.name == text and (name := text.removesuffix(".toml")) in known:
         return known[name]

@@ -42,7 +42,9 @@ def _lines(text: str) -> dict[tuple[int | str, ...], int]:
                 table = (*table, counts[table] - 1)
             found.setdefault(table, number)
         elif (key := _KEY.match(line)) is not None:
-            found.setdefault(table + _names(key[1]), number)
+            names = _names(key[1])
+            for count in range(1, len(names) + 1):  # a dotted key also begins the tables on its path
+                found.setdefault(table + names[:count], number)
     return found
 
 

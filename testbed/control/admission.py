@@ -13,7 +13,7 @@ from testbed.bus.limits import MOST_EVENTS
 from testbed.bus.messages import NodeFacts
 from testbed.control.move_costs import known_costs, way_costs
 from testbed.errors import UserError, nearest
-from testbed.lab.guests import check_floor, check_images, check_memory, program_of
+from testbed.lab.guests import check_floor, check_images, check_memory, check_pace, program_of
 from testbed.lab.node_facts import check_alike
 from testbed.lab.sharing import check_sharing
 from testbed.scenario.schema import Scenario
@@ -29,6 +29,7 @@ def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
         raise UserError(f"nodes: expected the same cpus and memory_mib on every node, found {sorted(shapes)}")
     count = len(scenario.nodes)
     for job in jobs:
+        check_pace(job, scenario)
         if not can_ever_run(policy, job, count):
             raise UserError(
                 f"job {job.job_id}: tasks = {job.tasks} with mem_req_frac = {job.mem_req_frac:g} and cpu_need_frac = "

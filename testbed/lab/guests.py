@@ -96,11 +96,7 @@ def prepare_jobs(
     """
     result = []
     for job in jobs:
-        if job.true_need_frac is not None and scenario.programs.profile is None:
-            raise UserError(
-                f"job {job.job_id}: true_need_frac = {job.true_need_frac:g}, and its program uses all that it gets: "
-                f'expected [programs] profile = "{WHOLE}", or another one'
-            )
+        check_pace(job, scenario)
         check_work(job, scenario.time_scale, cpus, units_per_core_s(job))
         cores, real_cores = job.cpu_need_frac * cpus, job.real_need_frac * cpus
         rate = units_per_core_s(job)
@@ -125,6 +121,15 @@ def prepare_jobs(
         )  # fmt: skip
         result.append(PreparedJob(job, specs, trace_s_per_unit=scenario.time_scale / (rate * real_cores)))
     return result
+
+
+def check_pace(job: Job, scenario: Scenario) -> None:
+    """Raise `UserError` for a job whose real need differs from the declared one, if its program uses all it gets."""
+    if job.true_need_frac is not None and scenario.programs.profile is None:
+        raise UserError(
+            f"job {job.job_id}: true_need_frac = {job.true_need_frac:g}, and its program uses all that it gets: "
+            f'expected [programs] profile = "{WHOLE}", or another one'
+        )
 
 
 def check_work(job: Job, time_scale: float, cpus: float, units_per_core_s: float) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "override",
 ]  # fmt: skip
 INFLUX_RECORDER = "influx"
+FORMER_NAMES = {"on_node_loss": "on_guest_loss"}  # of keys, still accepted
 
 
 class Scenario(Table):
@@ -108,14 +109,14 @@ class Scenario(Table):
     @model_validator(mode="before")
     @classmethod
     def _former_names(cls, data: object) -> object:
-        if not isinstance(data, dict) or "on_guest_loss" not in data:
+        if not isinstance(data, dict):
             return data
-        if "on_node_loss" in data:
-            raise ValueError("on_node_loss alone: on_guest_loss is its former name")
-        return {
-            **{key: value for key, value in data.items() if key != "on_guest_loss"},
-            "on_node_loss": data["on_guest_loss"],
-        }
+        for name, former in FORMER_NAMES.items():
+            if former in data and name in data:
+                raise ValueError(f"{name} alone: {former} is its former name")
+            if former in data:
+                data = {name: data[former], **{key: value for key, value in data.items() if key != former}}
+        return data
 
     @model_validator(mode="before")
     @classmethod

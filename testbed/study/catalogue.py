@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ class CataloguedRun:
 
 def read_catalogue(folder: Path) -> list[CataloguedRun]:
     """Return the runs of a folder and of two levels below it, the oldest first; a run is a folder with a manifest."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112  # `Path.is_dir` raises where this user may not look
         raise UserError(f"{folder}: no such folder: expected a folder of runs, such as runs")
     found = [run for path in _manifests(folder) if (run := read_run(path.parent)) is not None]
     return sorted(found, key=lambda run: (run.begun_unix_s or 0.0, run.name))
@@ -232,7 +233,8 @@ def remove(run: CataloguedRun) -> None:
 def find(runs: Sequence[CataloguedRun], text: str) -> CataloguedRun:
     """Return the run for a path, a name, or the unique beginning of a name; raises `UserError`."""
     path = Path(text)
-    if (path / "manifest.json").is_file() and (run := read_run(path)) is not None:
+    is_run = os.path.isfile(path / "manifest.json")  # noqa: PTH113  # as above
+    if is_run and (run := read_run(path)) is not None:
         return run
     chosen = [run for run in runs if run.name == text] or [run for run in runs if run.name.startswith(text)]
     if len(chosen) == 1:

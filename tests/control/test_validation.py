@@ -82,7 +82,31 @@ def test_what_a_run_would_refuse_is_an_error(tmp_path: Path, head: str, nodes: s
     text = f'name = "x"\n{policy}{head}{LUBLIN}[[nodes]]\nname = "a"\n{nodes}\n[[nodes]]\nname = "b"\n'
     (found,) = validate(written(tmp_path, text))
     assert said in found.text
-    assert found.line == text[: text.index("recorders" if "recorders" in head else "[[nodes]]")].count("\n") + 1
+    place = "recorders" if "recorders" in head else "driver" if "driver" in nodes else "[[nodes]]"
+    assert found.line == (1 if "KNOWS" in head else text[: text.index(place)].count("\n") + 1)
+
+
+PACED = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s,true_need_frac\n1,0,1,0.5,0.5,60,0.25\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('policy = "/per/OPT=MIN/KNOWS=cost"\noverheads = "none.toml"\n', 3, "none.toml"),
+        ('policy = "EASY"\n[migration]\nmechanism = "cheaper"\n', 1, "compares measured costs"),
+        ('policy = "EASY"\n[broker]\naddress = "mosquito"\n', 4, "expected mqtts://"),
+        ('policy = "EASY"\nworkload.trace = "none.csv"\n', 3, "none.csv"),
+        ('policy = "EASY"\nworkload.trace = "jobs.csv"\n', 4, "job 1: true_need_frac = 0.25"),
+        ('policy = "MCB8 */OPT=MIN/NEEDS=discovered"\n', 3, "expected [programs] profile"),
+        ('policy = "EASY"\non_guest_loss = "stop"\n', 3, "on_guest_loss = 'stop'"),
+        ('policy = "EASY"\n[box]\n[[nodes]]\nname = "broker"\n', 3, "the name of another part of the lab"),
+    ],
+)
+def test_each_error_is_told_at_its_own_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+    (tmp_path / "jobs.csv").write_text(PACED)
+    nodes = "" if "[[nodes]]" in text else '[[nodes]]\nname = "a"\n'
+    found = validate(written(tmp_path, f'name = "x"\n{text}{nodes}'))
+    assert [(each.line, said in each.text) for each in found] == [(line, True)], found
 
 
 @pytest.mark.parametrize("value", ["1" * 5000, "[" * 3000])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from testbed.errors import UserError
 from testbed.lab.services.catalogue import IMAGES, NAMES, PORTS, services
 from testbed.lab.services.compose import write_compose
 from testbed.lab.services.keys import Keys
@@ -51,3 +54,12 @@ def test_the_same_keys_give_the_same_files(tmp_path: Path) -> None:
         write_compose(known, tmp_path)
         texts.append({str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()})
     assert texts[0] == texts[1]
+
+
+def test_a_folder_of_others_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    tmp_path.chmod(0o755)
+    with pytest.raises(UserError, match="has other files: expected a folder of this command alone"):
+        write_compose(services(Keys.new(), IMAGES, PORTS), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert tmp_path.stat().st_mode & 0o777 == 0o755

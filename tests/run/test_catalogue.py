@@ -261,18 +261,22 @@ def test_a_damaged_run_is_listed_with_its_damage_and_stays(tmp_path: Path, name:
         assert (path / name).read_text() == text
 
 
-def test_a_run_with_a_controller_is_not_removed(tmp_path: Path) -> None:
-    path = run_directory(tmp_path, "a")
+def test_a_run_with_a_controller_is_not_removed_and_others_are(tmp_path: Path) -> None:
+    path, other = run_directory(tmp_path, "a"), run_directory(tmp_path, "b", day=1)
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as holder:  # fmt: skip
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(UserError, match="drives this run"):
-            prune(tmp_path, "--keep", "0")
+        words = ["prune", "--runs", str(tmp_path), "--keep", "0", "--yes", "--json"]
+        done = CliRunner().invoke(runs, words, standalone_mode=False)
+        assert "drives this run" in str(done.exception)
+        told = json.loads(done.output)
+        assert (told["runs"], len(told["failures"])) == ([str(other)], 1)
         holder.communicate(b"\n")
     assert (path / "summary.json").exists()
+    assert not other.exists()
     assert prune(tmp_path, "--keep", "0") == {"a"}
     assert not path.exists()
 

@@ -102,7 +102,7 @@ def refused(command: object, *words: str) -> str:
 
 def test_a_target_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for target in (tmp_path / "file" / "x.toml", tmp_path):
+    for target in (tmp_path / "file" / "x.toml", tmp_path, tmp_path / ("x" * 300 + ".toml")):
         words = (str(target), "--yes", "--force")
         assert refused(init, *words).startswith(f"{target}: ")
         assert refused(scenarios, "copy", "quickstart", str(target), "--force").startswith(str(target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ def init(
     *, driver: str | None, nodes: int | None, cpus: float | None, memory_mib: int | None, trace: Path | None,
     yes: bool, force: bool, target: Path,
 ) -> None:  # fmt: skip
-    if target.exists() and not force:
+    if os.path.exists(target) and not force:  # noqa: PTH110  # `Path.exists` raises where this user may not look
         raise UserError(f"{target}: exists: expected another file, or --force")
     usable = usable_drivers()
     if driver is not None and driver not in usable:

@@ -94,17 +94,23 @@ def prune_runs(
     chosen = prunable(
         read_catalogue(folder), now_unix_s=time.time(), keep=keep, older_than_days=older_than, failed=failed
     )
-    done = []
+    done, failures = [], []
     for run in chosen:
-        if yes:
-            remove(run)
+        try:
+            if yes:
+                remove(run)
+        except UserError as error:
+            failures.append(str(error))
+            continue
         done.append(run)
         if not as_json:
             click.echo(printable(f"{'removed' if yes else 'would remove'} {run.path}"))
     if as_json:
-        click.echo(json.dumps({"removed": yes, "runs": [str(run.path) for run in done]}, indent=2))
-        return
-    if chosen and not yes:
+        found = {"removed": yes, "runs": [str(run.path) for run in done], "failures": failures}
+        click.echo(json.dumps(found, indent=2))
+    if failures:
+        raise UserError("; ".join(failures))
+    if not as_json and chosen and not yes:
         click.echo("nothing was removed: expected --yes", err=True)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from pathlib import Path
 
 import click
 from rich.table import Table
 
 from testbed.errors import UserError, nearest
+from testbed.host.whole_files import write_whole
 from testbed.packaged import packaged_scenarios
 from testbed.scenario import reference as pages
 from testbed.scenario.schema import load_scenario
@@ -40,14 +41,14 @@ def copy_scenario(*, force: bool, name: str, target: Path | None) -> None:
         raise UserError(f"{target}: is the name of the scenario's trace: expected a name such as {source.name}")
     if not force:
         for copied in copies.values():
-            if copied.exists():
+            if os.path.exists(copied):  # noqa: PTH110  # `Path.exists` raises where this user may not look
                 raise UserError(f"{copied}: exists: expected another target, or --force")
-    for original, copied in copies.items():
+    for original, copied in reversed(copies.items()):  # the trace first: a scenario is never without it
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(original, copied)
-        except shutil.SameFileError:
-            raise UserError(f"{copied}: is the packaged file itself: expected another target") from None
+            if os.path.exists(copied) and copied.samefile(original):  # noqa: PTH110  # as above
+                raise UserError(f"{copied}: is the packaged file itself: expected another target")
+            write_whole(copied, original.read_bytes())
         except OSError as error:
             raise UserError(f"{copied}: {error.strerror}: expected a file that this user may write") from None
         click.echo(copied)

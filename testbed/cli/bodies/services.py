@@ -14,7 +14,7 @@ from testbed.errors import UserError, nearest
 from testbed.host.whole_files import write_whole
 from testbed.lab.services import catalogue, containers
 from testbed.lab.services.catalogue import NAMES
-from testbed.lab.services.compose import write_compose
+from testbed.lab.services.compose import ENVIRONMENT, write_compose
 from testbed.lab.services.containers import ServiceStatus
 from testbed.lab.services.keys import Keys, keys_file, load_keys, make_keys
 from testbed.lab.services.readers import read_token
@@ -63,17 +63,17 @@ def compose(*, folder: Path, names: tuple[str, ...], ports: tuple[str, ...], ima
     chosen, own = _chosen(names), _own(images, ports)
     if "grafana" in chosen and "influxdb" not in chosen:
         raise UserError("grafana: it reads InfluxDB: expected influxdb grafana")
-    keys = make_keys()
-    known = catalogue.services(keys, *own)
-    variables = _variables(keys, {name: f"127.0.0.1:{known[name].port}" for name in chosen})
     try:
+        keys = make_keys()
+        known = catalogue.services(keys, *own)
+        variables = _variables(keys, {name: f"127.0.0.1:{known[name].port}" for name in chosen})
         path = write_compose({name: known[name] for name in chosen}, folder)
-        write_whole(folder / "testbed.env", _exports(variables).encode(), mode=0o600)
+        write_whole(folder / ENVIRONMENT, _exports(variables).encode(), mode=0o600)
     except OSError as error:
         raise UserError(
-            f"{folder}: {error.strerror}: expected a folder that this user may create and write to"
+            f"{error.filename or folder}: {error.strerror}: expected a folder that this user may create and write to"
         ) from None
-    click.echo(f"{path}: written; for commands: . {folder / 'testbed.env'}")
+    click.echo(f"{path}: written; for commands: . {folder / ENVIRONMENT}")
     return 0
 
 

@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from testbed.errors import UserError
 from testbed.host.whole_files import write_whole
-from testbed.lab.services.catalogue import Service
+from testbed.lab.services.catalogue import NAMES, Service
 
 FILE = "compose.yaml"
+ENVIRONMENT = "testbed.env"  # for commands
 _TOKENS = "tokens"  # volume with the token of Grafana
 _TOKEN_FILE = f"/{_TOKENS}/grafana"
 _TOKEN_SCRIPT = f"""#!/bin/sh
@@ -32,7 +34,13 @@ _HEALTH = {"interval": "5s", "timeout": "10s", "retries": 60}
 
 
 def write_compose(services: Mapping[str, Service], folder: Path) -> Path:
-    """Write the file of these services into a folder, which is created; return its path. Raises `OSError`."""
+    """Write the file of these services into a folder, which is created; return its path.
+
+    Raises `OSError`, and `UserError` for a folder with other files.
+    """
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if there and not there <= {FILE, ENVIRONMENT, *NAMES, *(f"{name}.env" for name in NAMES)}:
+        raise UserError(f"{folder}: has other files: expected a folder of this command alone, or a new one")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)  # it holds passwords
     described = {}
