@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 
@@ -220,7 +221,6 @@ def test_tags_of_labels_exist() -> None:
 @pytest.mark.parametrize("password", ["", "long-enough-password"])
 def test_grafana_has_no_account_with_a_password_that_everybody_knows(password: str) -> None:
     """The default account of Grafana is admin with the password admin, on all addresses."""
-    jinja2 = pytest.importorskip("jinja2")
     role = ROOT / "ansible/roles/grafana"
     values = {**yaml.safe_load((role / "defaults/main.yml").read_text()), "grafana_admin_password": password}
     text = jinja2.Template((role / "templates/testbed.env.j2").read_text()).render(values)

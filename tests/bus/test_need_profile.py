@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bus.need_profile import MOST_PARTS, PATTERN, Profile, parts_of, phases
+from testbed.bus.need_profile import MOST_PARTS, PATTERN, WHOLE_PARTS, Profile, mean_factor, parts_of, phases
 
 
 def text_of(parts: int) -> str:
@@ -58,3 +58,10 @@ def test_a_profile_by_hand() -> None:
     half = Profile("1,0.25@0.5", 4)
     assert [half.units(100, k) for k in range(4)] == [100, 100, 25, 25]
     assert half.units(1, 3) == 1
+
+
+@given(PROFILES, st.integers(1, 200))
+def test_the_mean_is_that_of_all_iterations(profile: str, iterations: int) -> None:
+    found = phases(profile, iterations)
+    factors = [[factor for begin, factor in found if begin <= each][-1] for each in range(iterations)]
+    assert mean_factor(profile, iterations) == pytest.approx(float(Fraction(sum(factors), iterations * WHOLE_PARTS)))

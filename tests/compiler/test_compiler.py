@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -174,6 +175,33 @@ def outer(x):
 """
     exec(text.format(**values), names)  # noqa: S102  # the module of this test
     return names["outer"]
+
+
+class _Inner(NamedTuple):
+    one: int
+
+
+class _Outer(NamedTuple):
+    inner: _Inner
+    x: float
+
+
+def test_the_fields_of_named_tuples_count_at_any_depth():
+    before = compiler._layout(_Outer)
+    assert "inner" in before
+    assert "one" in before
+
+    def takes(args: _Outer) -> float:
+        return args.x
+
+    digest = compiler._digest(compiler.kernel(takes))
+    fields = {"one": "int", "two": "int"}
+    compiler._digest.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Inner, "__annotations__", fields)
+        assert compiler._layout(_Outer) != before
+        assert compiler._digest(takes) != digest
+    compiler._digest.cache_clear()
 
 
 def test_a_kernel_is_cached_by_what_it_comes_from():

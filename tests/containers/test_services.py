@@ -152,8 +152,8 @@ def test_a_broker_comes_up_lets_in_by_password_and_keeps_what_it_was_told(servic
 
 def composing() -> list[str]:
     """Return the words that begin a command of Docker Compose; none if it is not installed."""
-    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
-    if plugin.returncode == 0:
+    words = ["docker", "compose", "version"]
+    if shutil.which("docker") and subprocess.run(words, capture_output=True, check=False).returncode == 0:
         return ["docker", "compose"]
     return [found] if (found := shutil.which("docker-compose")) else []
 

@@ -105,7 +105,8 @@ PACED = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s,true_n
 def test_each_error_is_told_at_its_own_line(tmp_path: Path, text: str, line: int, said: str) -> None:
     (tmp_path / "jobs.csv").write_text(PACED)
     nodes = "" if "[[nodes]]" in text else '[[nodes]]\nname = "a"\n'
-    found = validate(written(tmp_path, f'name = "x"\n{text}{nodes}'))
+    workload = "" if "workload" in text else "[workload]\n"
+    found = validate(written(tmp_path, f'name = "x"\n{text}{nodes}{workload}'))
     assert [(each.line, said in each.text) for each in found] == [(line, True)], found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from testbed.needs.estimator import Need, NeedEstimator, Window, error_of
@@ -75,11 +75,12 @@ def test_a_need_that_changes_is_found_again() -> None:
 
 
 @given(NEEDS, NEEDS, TOLD, st.lists(st.floats(-0.04, 0.04), min_size=12, max_size=12))
+@example(need=0.7, declared=1.0, told=False, wrong=[*[-0.04] * 11, 0.04])  # a fast window looks like a higher need
 def test_whatever_was_declared_the_need_is_found_under_a_yield_of_1(
     need: float, declared: float, told: bool, wrong: list[float]
 ) -> None:
     seen, cap = NeedEstimator(declared, 1.0), declared
-    for wrong_frac in wrong:
+    for wrong_frac in (*wrong, 0.0, 0.0):
         seen.observe(window(need, cap, told=told, wrong_frac=wrong_frac))
         cap = seen.need.booked_cores
     found = seen.need

@@ -13,6 +13,8 @@ from support.live_jobs import live_job, quiet_recorder
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.bus.telemetry import NeedSample
 from testbed.control.cluster import LEAST_NEED_FRAC, Cluster
+from testbed.control.executor import _at_present_need
+from testbed.control.planner import PlannedAction, Verb
 from testbed.control.replay_decisions import replay_decisions
 from testbed.control.tracker import Tracker
 from testbed.errors import UserError
@@ -28,6 +30,9 @@ from testbed.study.compare.live import read_live
 from testbed.study.compare.pairs import pair
 
 BASE = "Greedy */OPT=MIN"
+SPEC = GuestSpec(
+    guest="a", run="r", job=1, task=0, cpu_cores=1.0, memory_mib=64, program=ProgramSpec("eatcpu", 9, 1, 1)
+)
 FOUND = f"{BASE}/NEEDS=discovered"
 SCALE = 50  # a window of five seconds is 250 trace seconds
 PACED = {"profile": "1"}
@@ -62,6 +67,49 @@ def test_found_needs_leave_more_to_others_and_both_worlds_agree(tmp_path: Path) 
     assert replay_decisions(found) == (len(views), [])
     triggers = [event.event for event in read_events(found / "events.jsonl") if isinstance(event, Decision)]
     assert not any(each.changed for each in triggers), "found needs change yields, and no places"
+
+
+def need(booked: float, least: float, *, guessed: bool) -> NeedSample:
+    return NeedSample(cores=booked, least_cores=least, most_cores=2.0, booked_cores=booked, guessed=guessed)
+
+
+def test_a_guess_of_a_new_node_does_not_replace_a_measured_need() -> None:
+    live = live_job(Job(1, 0.0, 1, 1.0, 0.1, 60.0), [SPEC])
+    live.hear_need(0, need(1.0, 0.2, guessed=True))
+    assert live.needs_cores == {0: 1.0}, "nothing is known yet"
+    live.hear_need(0, need(0.3, 0.25, guessed=False))
+    live.hear_need(0, need(1.0, 0.1, guessed=True))
+    assert live.needs_cores == {0: 0.3}
+    live.hear_need(0, need(1.0, 0.5, guessed=True))
+    assert live.needs_cores == {0: 1.0}, "it uses more than the known need"
+    live.hear_need(0, need(0.9, 0.1, guessed=True))
+    assert live.needs_cores == {0: 0.9}, "that need was a guess, too"
+    live.hear_need(0, need(0.3, 0.25, guessed=False))
+    live.begin_again()
+    live.hear_need(0, need(1.0, 0.1, guessed=True))
+    assert live.needs_cores == {0: 1.0}
+
+
+@pytest.mark.parametrize("state", [{"stranded": "too few nodes"}, {"withdrawn": "its node is lost"}])
+def test_jobs_that_no_decision_concerns_cause_none(state: dict) -> None:
+    recorder = quiet_recorder(lambda _event: None)
+    recorder.history.name_nodes(("n0",))
+    live = live_job(Job(1, 0.0, 1, 0.5, 0.1, 60.0), [SPEC], recorder.history, running_on=(0,), **state)
+    tracker = Tracker(Cluster([live], recorder.history), recorder)
+    decisions: list[int] = []
+    tracker._hear_need(live, 0, need(2.0, 0.5, guessed=False), lambda: decisions.append(1))
+    assert (decisions, live.needs_cores) == ([], {0: 2.0})
+
+
+def test_an_operation_keeps_its_caps_when_the_need_changes() -> None:
+    live = live_job(Job(1, 0.0, 1, 1.0, 0.1, 60.0), [SPEC], cpu_need_frac=1.0)
+    live.state.flight = Flight(1, "start", (0,), 0.4, 0.0, for_a_move=False)
+    action = PlannedAction(Verb.START, 1, (0,), 0.4)
+    assert live.cap_cores(_at_present_need(live, action).yield_frac) == pytest.approx(0.4)
+    live.take_need(0.5)
+    live.state.show(0.0, 1, (0.5, 0.1), 0.0)
+    assert live.cap_cores(action.yield_frac) == pytest.approx(0.2)
+    assert live.cap_cores(_at_present_need(live, action).yield_frac) == pytest.approx(0.4)
 
 
 def test_a_node_that_changes_its_estimates_all_the_time_causes_one_decision_per_window() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import cache
@@ -78,10 +79,15 @@ def test_live_decisions_of_all_kinds_of_policies_use_cached_machine_code(name):
         "use_compiled(policy)\n"
         "((kernel, machine_code),) = kernel_policy._compiled.items()\n"
         "assert machine_code is compiled(kernel)\n"
+        "from support.policies.policy_views import Row, view_of\n"
+        "from testbed.scheduling.policies.view import Event\n"
+        "policy.decide(view_of([Row(1)], 2), Event(submitted=(100,), periodic=True))\n"
+        "assert len(machine_code.signatures) == 1, 'views have the prepared types'\n"
         "print(cached, sum(machine_code.stats.cache_misses.values()))\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
-    again = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    again = subprocess.run([sys.executable, "-c", program], check=True, env=environment, capture_output=True, text=True)
     assert again.stdout.split() == ["True", "0"]
     assert not can_load(parse("FCFS"))
     use_compiled(parse("FCFS"))  # it has no kernel

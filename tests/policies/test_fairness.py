@@ -100,6 +100,13 @@ def test_a_pass_pauses_no_job_because_another_weighs_much_more(suffix: str, colu
     assert found.yield_frac[0] > 50 * found.yield_frac[2] > 0.0
 
 
+def test_a_pass_pauses_no_job_beside_pinned_ones_that_weigh_much_more() -> None:
+    seen = view([(1.0, (0,))] * 3, 1, weight=[200.0, 200.0, 1.0], virtual_time_s=[100.0, 100.0, 5000.0])
+    found = parse("/per/OPT=MIN/MINVT=600/WEIGHTS=jobs").decide(seen, PASS)
+    assert found.task_node.tolist() == [0, 0, 0]
+    assert found.yield_frac.min() > 0.0
+
+
 def test_a_pass_packs_no_more_guarantees_than_a_node_keeps() -> None:
     seen = view([(1.0, (0,)), (1.0, (1,)), (1.0, (0,))], 2, least_yield_frac=[0.5, 0.5, 0.0])
     new = replace(

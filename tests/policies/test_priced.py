@@ -148,8 +148,13 @@ def test_runs_are_sound_and_keep_the_limit(rows: list, base: str, suffix: str) -
 def test_views_and_kernels_have_the_same_columns(rows: list, base: str, suffix: str) -> None:
     policy = parse(base + suffix)
     table = constant(100.0).table(8.0)
-    one, other = (run_loop(made(rows), 4, policy, table, compiling=NEVER, views=views) for views in (False, True))
+    one, other = (
+        run_loop(made(rows), 4, policy, table, record=True, compiling=NEVER, views=views) for views in (False, True)
+    )
     assert one.end_s.tobytes() == other.end_s.tobytes()
+    assert one.recording is not None
+    assert other.recording is not None
+    assert one.recording.nodes.tolist() == other.recording.nodes.tolist()
     assert one.migrations.tolist() == other.migrations.tolist()
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.compare.compared_runs import dry_run
 
+from testbed.control.replay_decisions import replay_decisions
 from testbed.errors import UserError
+from testbed.run.events import Decision
+from testbed.run.journal import read_events
 from testbed.scheduling.policies.catalogue import PLUGIN_GROUP
-from testbed.scheduling.policies.view import ClusterView, Decision, Event, JobState
+from testbed.scheduling.policies.view import ClusterView, Event, JobState
 from testbed.scheduling.simulation.overheads import constant
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.static.algorithms import place
@@ -41,6 +47,19 @@ def test_an_arrival_places_all_anew_and_an_end_does_not() -> None:
     stays = StaticPolicy("SG").decide(view(crowded[:2], [True, True]), Event(completed=(3,)))
     assert stays.task_node.tolist() == [0, 0]
     assert stays.yield_frac.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_controller_places_services_and_its_decisions_can_be_repeated(tmp_path: Path, name: str) -> None:
+    jobs = [Job(n, 40.0 * n, 1 + n % 2, 0.3 + 0.1 * n, 0.2, 4000.0) for n in range(1, 6)]
+    run = dry_run(tmp_path / "r", f"static/{name}", jobs, time_scale=50)
+    decisions = [event for event in read_events(run / "events.jsonl") if isinstance(event, Decision)]
+    assert replay_decisions(run) == (len(decisions), [])
+    (last,) = [event for event in decisions if 5 in event.event.submitted]
+    assert len(last.view.job_id) == 5
+    assert min(last.decision.task_node) >= 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["done"] == 5
 
 
 def test_nodes_are_renamed_so_that_services_stay() -> None:

@@ -157,6 +157,8 @@ def test_utilisation_is_demand_and_what_progressed():
     assert found.times_s.tolist() == [0, 20, 40, 80, 100]
     assert found.demand_cpu.tolist() == [1, 3, 2, 2]
     assert found.useful_cpu.tolist() == [1, 2, 0, 2]
+    estimated = utilisation(facts(jobs), schedule([replace(each, cpu_need_frac=0.25) for each in spans]))
+    assert estimated.useful_cpu.tolist() == [0.5, 0.75, 0, 0.5], "yields are relative to the estimated need"
     lost = normalised_underutilisation(found.times_s, found.demand_cpu, found.useful_cpu, 2, 100.0)
     assert lost == pytest.approx(0.8)  # 40 trace s without any use of two nodes, over 40 + 60 node s of work
     chart = figure_utilisation(facts(jobs), schedule(spans))

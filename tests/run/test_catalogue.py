@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.compare.compared_runs import dry_run
+from support.control.rehearsal import five_jobs
+from support.live import HANG_S
 
 from testbed.cli.runs import runs
 from testbed.errors import UserError
@@ -170,7 +174,8 @@ def test_a_trend_has_changes_by_policy(tmp_path: Path) -> None:
 # --- the code that made a run
 
 
-def test_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path: Path) -> None:
+def test_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_GIT_WITHIN_S", HANG_S)
     assert of_checkout(tmp_path) == {"commit": None, "dirty": None}
 
     def git(*words: str) -> str:
@@ -193,6 +198,20 @@ def test_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path: Path) -> 
     (tmp_path / "testbed" / "new.py").unlink()
     (tmp_path / "testbed" / "f.py").write_text("2")
     assert of_checkout(tmp_path) == {"commit": commit, "dirty": True}
+    monkeypatch.setattr(provenance, "_GIT_WITHIN_S", 0.0)
+    assert of_checkout(tmp_path) == {"commit": None, "dirty": None}, "git took too long"
+
+
+def test_a_real_run_tells_its_code_its_trace_and_its_packages(tmp_path: Path) -> None:
+    path = dry_run(tmp_path / "run")
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["trace_sha256"] == digest_of(five_jobs())
+    assert manifest["source"] == provenance.source()
+    assert manifest["versions"]["numpy"] == version("numpy")
+    (run,) = read_catalogue(tmp_path / "run")
+    assert (run.state, run.damage, run.jobs) == (DONE, "", 5)
+    assert run.begun_unix_s is not None
+    assert run.metrics["mean_stretch"] >= 1.0
 
 
 def test_a_wheel_knows_the_commit_of_its_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +296,22 @@ def test_a_run_with_a_controller_is_not_removed_and_others_are(tmp_path: Path) -
         holder.communicate(b"\n")
     assert (path / "summary.json").exists()
     assert not other.exists()
+    assert prune(tmp_path, "--keep", "0") == {"a"}
+    assert not path.exists()
+
+
+def test_a_removal_that_was_interrupted_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run_directory(tmp_path, "a")
+    (path / "zz").mkdir()
+
+    def fails(folder: Path) -> None:
+        raise OSError(5, f"Input/output error: {folder}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("testbed.study.catalogue.shutil.rmtree", fails)
+        with pytest.raises(UserError, match="cannot remove"):
+            prune(tmp_path, "--keep", "0")
+    assert [each["run"] for each in ask(tmp_path, "list")] == ["a"]
     assert prune(tmp_path, "--keep", "0") == {"a"}
     assert not path.exists()
 

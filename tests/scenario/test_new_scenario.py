@@ -108,6 +108,14 @@ def test_a_target_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         assert refused(scenarios, "copy", "quickstart", str(target), "--force").startswith(str(target))
 
 
+def test_a_scenario_that_cannot_be_written_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path / "taken", tmp_path / "file" / "x.toml"):
+        assert refused(scenarios, "copy", "needs", str(target), "--force").startswith(str(target))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+
+
 def test_an_invalid_scenario_does_not_replace_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "lab.toml"
     target.write_text("# mine\n")

@@ -174,7 +174,9 @@ def test_a_calibration_has_all_of_it_and_scales_with_the_time(tmp_path):
     assert one.resume_s.tolist() == one.migration_s.tolist() == [[mean_s]]
     assert (one.wall_clock, one.table(8.0).beyond.any, one.name) == (True, False, f"{file}#constant")
     with pytest.raises(
-        UserError, match=r"expected #constant, #extrapolate, #cheaper or nothing after the file; nearest: constant"
+        UserError,
+        match=r"expected #constant, #extrapolate, #save-restore, #live, #cheaper or nothing after the file; "
+        r"nearest: constant",
     ):
         parse_overheads(f"{file}#constnat")
 
