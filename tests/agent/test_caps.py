@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.live import until
 
-from node_agent.drivers.caps.cgroup import PERIOD_US, CgroupV2Caps
+from node_agent.drivers.caps.cgroup import PERIOD_US, CgroupV2Caps, read_throttled_s
 from node_agent.drivers.caps.duty import DutyCaps, process_clock
 from node_agent.drivers.caps.mounts import own_group
 from node_agent.drivers.caps.probe import MECHANISMS, open_caps
@@ -250,6 +250,44 @@ def test_duty_never_leaves_a_process_stopped(end):
         await caps.close()
 
     with spinner() as process:
+        asyncio.run(scenario(process.pid))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("nr_periods 3\nthrottled_usec 1500000\n", 1.5), ("nr_periods 3\nthrottled_time 1500000000\n", 1.5), ("", 0.0)],
+)
+def test_throttled_time_is_read_from_both_versions_of_control_groups(tmp_path: Path, text: str, seconds: float) -> None:
+    (tmp_path / "cpu.stat").write_text(text)
+    assert read_throttled_s(tmp_path) == seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_cap_below_the_need_throttles_and_no_cap_does_not(mechanism: str) -> None:
+    async def scenario(pid: int) -> None:
+        try:
+            caps = await open_caps("dfrs-t-held", mechanism)
+        except DriverError as error:
+            if mechanism == "duty":  # this mechanism has no requirements
+                raise
+            pytest.skip(str(error))
+        try:
+            await caps.add("g", pid, 1)
+            await caps.set("g", 0.2)
+            before_s = caps.throttled_s("g")
+            assert before_s is not None
+            await until(lambda: (caps.throttled_s("g") or 0.0) > before_s + 0.5, "throttled time")
+            await caps.set("g", None)
+            free_s = caps.throttled_s("g")
+            clock = process_clock(pid)
+            used_s = time.clock_gettime(clock)
+            await until(lambda: time.clock_gettime(clock) > used_s + 0.5, "CPU time")
+            assert caps.throttled_s("g") == pytest.approx(free_s, abs=0.1), "the period in which the cap was lifted"
+        finally:
+            await caps.close()
+
+    with spinner(1) as process:
         asyncio.run(scenario(process.pid))
 
 

@@ -232,3 +232,40 @@ def test_grafana_has_no_account_with_a_password_that_everybody_knows(password: s
     else:
         assert found["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
         assert found["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+
+
+@pytest.mark.parametrize("systemd", [True, False])
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("changed", [True, False])
+@pytest.mark.parametrize("password", ["", "long-enough-password"])
+def test_a_new_password_is_set_in_the_database_of_an_earlier_grafana(
+    systemd: bool, exists: bool, changed: bool, password: str
+) -> None:
+    """Grafana reads the password from its environment only when it creates the account."""
+    tasks = yaml.safe_load((ROOT / "ansible/roles/grafana/tasks/main.yml").read_text())
+    (block,) = [task["block"] for task in tasks if "block" in task]
+    (reset,) = [task for task in block if "reset-admin-password" in str(task)]
+    assert reset["no_log"] is True
+    assert reset["ansible.builtin.command"]["argv"][-1] == "--password-from-stdin"
+    environment = jinja2.Environment(autoescape=True)
+    environment.tests["changed"] = bool
+    found = environment.compile_expression(reset["when"])(
+        ansible_facts={"service_mgr": "systemd" if systemd else "sysv"}, grafana_database={"stat": {"exists": exists}},
+        grafana_environment=changed, grafana_admin_password=password,
+    )  # fmt: skip
+    assert found is (systemd and exists and changed and bool(password))
+
+
+def test_the_conditions_of_the_role_are_booleans() -> None:
+    """Ansible refuses a condition whose value is a text."""
+    tasks = yaml.safe_load((ROOT / "ansible/roles/grafana/tasks/main.yml").read_text())
+    conditions = [task["ansible.builtin.assert"]["that"] for task in tasks if "ansible.builtin.assert" in task]
+    environment = jinja2.Environment(autoescape=True)
+    environment.tests["match"] = lambda value, pattern: re.match(pattern, value) is not None
+    values = {
+        "item": {"value": "a", "like": "a"}, "grafana_influx_token": "token", "influxdb_token": "other",
+        "grafana_admin_password": "long-enough-password", "grafana_address": "127.0.0.1", "grafana_influx_insecure": False,
+        "grafana_influx_url": "https://influx.example",
+    }  # fmt: skip
+    for condition in conditions:
+        assert environment.compile_expression(condition)(**values) is True, condition

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.control.rehearsal import rehearse
 from support.live_jobs import live_job, quiet_recorder
 
+from node_agent.drivers.null import NullDriver
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.control.cluster import Cluster
 from testbed.control.executor import Executor, Flight
 from testbed.control.planner import PlannedAction, Verb
 from testbed.lab.operations import Operations
+from testbed.run.events import Intent, Outcome
+from testbed.run.journal import read_events
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
 from testbed.scheduling.workload.jobs import Job
@@ -93,3 +99,36 @@ def test_an_action_waits_until_the_one_before_it_has_ended() -> None:
         assert executor.saving == [1]
 
     asyncio.run(main())
+
+
+def most_saves(run: Path) -> int:
+    """Return the largest number of jobs whose saves were in progress on one node at the same time."""
+    saving: Counter[int] = Counter()
+    most = 0
+    for event in read_events(run / "events.jsonl"):
+        match event:
+            case Intent(verb="save", nodes=nodes):
+                saving.update(set(nodes))
+                most = max(most, *saving.values())
+            case Outcome(verb="save", nodes=nodes):
+                saving.subtract(set(nodes))
+    return most
+
+
+@pytest.mark.parametrize(("limit", "expected"), [({}, 3), ({"saves_at_once": 1}, 1), ({"saves_at_once": 2}, 2)])
+def test_a_run_keeps_the_limit_of_its_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int], expected: int
+) -> None:
+    """Three jobs on each node are paused for one that needs the memory of both."""
+    save = NullDriver.save
+
+    async def slow_save(self: NullDriver, *args: Any) -> Any:
+        await asyncio.sleep(2.0)
+        return await save(self, *args)
+
+    monkeypatch.setattr(NullDriver, "save", slow_save)
+    jobs = [Job(number, 0.0, 1, 0.25, 0.3, 4000.0) for number in range(1, 7)]
+    jobs.append(Job(7, 600.0, 2, 1.0, 0.9, 600.0))
+    result, _ = rehearse(tmp_path, jobs, policy="GreedyP */OPT=MIN", migration=limit)
+    assert result.summary["done"] == 7
+    assert most_saves(result.path) == expected
