@@ -264,7 +264,8 @@ def test_the_conditions_of_the_role_are_booleans() -> None:
     environment.tests["match"] = lambda value, pattern: re.match(pattern, value) is not None
     values = {
         "item": {"value": "a", "like": "a"}, "grafana_influx_token": "token", "influxdb_token": "other",
-        "grafana_admin_password": "long-enough-password", "grafana_address": "127.0.0.1", "grafana_influx_insecure": False,
+        "grafana_admin_password": "long-enough-password", "grafana_address": "127.0.0.1",
+        "grafana_influx_insecure": False,
         "grafana_influx_url": "https://influx.example",
     }  # fmt: skip
     for condition in conditions:
