@@ -179,7 +179,7 @@ def main() -> None:
                 rates = [measured_core_rate(scenario(lab), "DPS/none", Job(1, 0.0, 1, 0.5, 0.3, 5.0))]
                 print(f"{rates[0]:.0f} work units per second of a core", flush=True)
             for repeat, load, mode in cases:
-                keep = None if chosen.runs is None else chosen.runs / f"{load:g}" / f"{mode}-{repeat}"
+                keep = None if chosen.runs is None else chosen.runs / f"{load:g}" / f"{load:g}-{mode}-{repeat}"
                 row = {"repeat": repeat, "load": load, "mode": mode, **live(load, mode, lab, rates[0], keep)}
                 add_rows(chosen.json, [row])
                 print(f"{repeat}: {load:g} {mode}: {row['response_s']:.1f} s", flush=True)

@@ -105,8 +105,9 @@ class _Ways(BaseModel):
 
 
 def has_ways(path: Path) -> bool:
-    """Whether a file has the costs of migrations by mechanism; raises `UserError` for a file that cannot be read."""
-    return isinstance(read_toml(path, "a TOML file with a table of overheads").get("migration_ways_s"), dict)
+    """Whether a file has the costs of both mechanisms of migration; raises `UserError` for a file that is no TOML."""
+    found = read_toml(path, "a TOML file with a table of overheads").get("migration_ways_s")
+    return isinstance(found, dict) and {SAVE_AND_RESTORE, LIVE} <= found.keys()
 
 
 def load_ways(path: Path) -> dict[str, Overheads]:

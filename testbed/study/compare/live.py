@@ -77,6 +77,7 @@ def segment_of(run: RunFacts) -> str:
         for job in sorted(run.jobs, key=lambda job: job.job_id)
     ]
     nodes = [[facts.get(name) for name in _NODE_FACTS] for facts in run.manifest.get("nodes", {}).values()]
-    rest = [scenario.get("programs"), scenario.get("migration"), run.tau_s]
+    programs = {key: value for key, value in (scenario.get("programs") or {}).items() if key != "units_per_core_s"}
+    rest = [programs, scenario.get("migration"), run.tau_s]
     text = json.dumps([jobs, nodes, run.time_scale, run.seed, rest], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
