@@ -115,6 +115,11 @@ def test_a_block_goes_on_at_the_step_that_has_not_passed_on_this_code(lane: Lane
     assert (status["numbers", "two"]["result"], status["numbers", "two"]["this_code"]) == ("passed", "yes")
     assert status["waits", "wait"]["result"] == "never run"
 
+    for name in ("docs/page.md", "tests/test_it.py"):  # this block runs no tests
+        (lane.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (lane.folder / name).write_text("pass\n")
+    lane.commit()
+    assert json.loads(lane.run("--status", "--json").stdout)[0]["this_code"] == "yes"
     (lane.folder / "code.py").write_text("pass\n")
     lane.commit()
     assert json.loads(lane.run("--status", "--json").stdout)[0]["this_code"] == "no"
