@@ -19,7 +19,7 @@ UNITS: Final = {
 _OKABE_ITO: Final = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000")
 _STATES: Final = {
     "submitted": "#999999", "running": "#009E73", "paused": "#E69F00", "resumed": "#56B4E9", "moving": "#CC79A7",
-    "done": "#0072B2", "failed": "#D55E00",
+    "withdrawn": "#000000", "again": "#F0E442", "done": "#0072B2", "failed": "#D55E00",
 }  # fmt: skip
 _COLUMNS, _HEIGHT = 24, 8
 

@@ -16,7 +16,7 @@ from testbed.cli.place import place
 from testbed.errors import UserError
 from testbed.scheduling.static.algorithms import ALGORITHMS
 from testbed.scheduling.static.problem import minimum_yield, problem_of
-from testbed.scheduling.workload.table import load_table
+from testbed.scheduling.workload.table import read_table
 
 HEAD = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n"
 JOBS = HEAD + "1,0,3,0.6,0.4,60\n2,0,2,0.9,0.3,60\n3,0,1,0.3,0.2,60\n"
@@ -33,7 +33,7 @@ def test_the_written_placement_has_the_printed_minimum_yield(tmp_path: Path) -> 
     done = asked(tmp_path, "--nodes", "3", "--json", "--out", str(out))
     assert done.return_value == 0
     found = json.loads(done.stdout)
-    problem = problem_of(load_table(tmp_path / "jobs.csv"), 3)
+    problem = problem_of(read_table(tmp_path / "jobs.csv"), 3)
     assert (found["tasks"], found["nodes"], found["bound"]) == (6, 3, problem.bound)
     assert [row["algorithm"] for row in found["results"]] == list(ALGORITHMS)
     best = max(row["minimum_yield"] for row in found["results"])

@@ -39,13 +39,18 @@ def copy_scenario(*, force: bool, name: str, target: Path | None) -> None:
     copies = {source: target} | ({} if trace is None else {trace: target.parent / trace.name})
     if len(set(copies.values())) < len(copies):
         raise UserError(f"{target}: is the name of the scenario's trace: expected a name such as {source.name}")
+    if os.path.isdir(target):  # noqa: PTH112  # `Path.is_dir` raises where this user may not look
+        raise UserError(f"{target}: is a folder: expected the name of a file")
     if not force:
         for copied in copies.values():
             if os.path.exists(copied):  # noqa: PTH110  # `Path.exists` raises where this user may not look
                 raise UserError(f"{copied}: exists: expected another target, or --force")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{target}: {error.strerror}: expected a file that this user may write") from None
     for original, copied in reversed(copies.items()):  # the trace first: a scenario is never without it
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             if os.path.exists(copied) and copied.samefile(original):  # noqa: PTH110  # as above
                 raise UserError(f"{copied}: is the packaged file itself: expected another target")
             write_whole(copied, original.read_bytes())

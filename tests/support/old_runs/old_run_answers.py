@@ -105,7 +105,7 @@ def schedule_answers(run: Path) -> dict[str, Any]:
     """Return all spans of a run, as (job, task, node, begin, end, kind, yield), and the facts of its jobs."""
     schedule = read_timeline(run).schedule()
     return {
-        "spans": [list(astuple(span)) for span in schedule.spans],
+        "spans": [list(astuple(span)[:7]) for span in schedule.spans],
         "jobs": {str(job): asdict(facts) for job, facts in schedule.jobs.items()},
         "end_s": schedule.end_s,
     }

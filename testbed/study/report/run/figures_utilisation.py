@@ -19,7 +19,7 @@ from testbed.scheduling.metrics import (
     work_cpu_s,
 )
 from testbed.study.report.page.style import BLUE, INK, VERMILION, Absent, Chart, legend_outside, single_axes
-from testbed.study.report.run.facts import JobFacts, RunFacts
+from testbed.study.report.run.facts import JobRow, RunFacts
 from testbed.study.report.run.schedule import RUNS, Schedule, Span
 
 Floats = NDArray[np.float64]
@@ -70,7 +70,7 @@ def utilisation(facts: RunFacts, schedule: Schedule) -> Utilisation | None:
     return Utilisation(times, _steps(begins, ends, needs, times), _steps(spans[:, 0], spans[:, 1], spans[:, 2], times))
 
 
-def _need_frac(span: Span, job: JobFacts) -> float:
+def _need_frac(span: Span, job: JobRow) -> float:
     """Return the CPU need to which the yield of a span refers: an estimated one, or the declared one of its job."""
     return job.cpu_need_frac if math.isnan(span.cpu_need_frac) else span.cpu_need_frac
 

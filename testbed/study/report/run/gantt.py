@@ -44,8 +44,8 @@ _NAMES = {
     RESTORE: "restore, until first progress",
     LIVE: "live migration",
     TRANSFER: "transfer of images",
-    WAIT: "saved, selected to run, waits",
-    GONE: "preempted: saved, not selected to run",
+    WAIT: "selected to run, waits",
+    GONE: "preempted: not selected to run",
 }
 _SAVED_DASH: Final[dict[str, Any]] = {GONE: (0, (1, 2)), WAIT: (0, (4, 1.5)), TRANSFER: "-"}
 
