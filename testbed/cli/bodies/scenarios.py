@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -39,16 +40,7 @@ def copy_scenario(*, force: bool, name: str, target: Path | None) -> None:
     copies = {source: target} | ({} if trace is None else {trace: target.parent / trace.name})
     if len(set(copies.values())) < len(copies):
         raise UserError(f"{target}: is the name of the scenario's trace: expected a name such as {source.name}")
-    if os.path.isdir(target):  # noqa: PTH112  # `Path.is_dir` raises where this user may not look
-        raise UserError(f"{target}: is a folder: expected the name of a file")
-    if not force:
-        for copied in copies.values():
-            if os.path.exists(copied):  # noqa: PTH110  # `Path.exists` raises where this user may not look
-                raise UserError(f"{copied}: exists: expected another target, or --force")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{target}: {error.strerror}: expected a file that this user may write") from None
+    _make_room(target, copies.values(), force=force)
     for original, copied in reversed(copies.items()):  # the trace first: a scenario is never without it
         try:
             if os.path.exists(copied) and copied.samefile(original):  # noqa: PTH110  # as above
@@ -57,6 +49,19 @@ def copy_scenario(*, force: bool, name: str, target: Path | None) -> None:
         except OSError as error:
             raise UserError(f"{copied}: {error.strerror}: expected a file that this user may write") from None
         click.echo(copied)
+
+
+def _make_room(target: Path, copies: Iterable[Path], *, force: bool) -> None:
+    """Make the folder of the target; raise `UserError` for a target that cannot be written, or is there already."""
+    if os.path.isdir(target):  # noqa: PTH112  # `Path.is_dir` raises where this user may not look
+        raise UserError(f"{target}: is a folder: expected the name of a file")
+    for copied in () if force else copies:
+        if os.path.exists(copied):  # noqa: PTH110  # as above
+            raise UserError(f"{copied}: exists: expected another target, or --force")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{target}: {error.strerror}: expected a file that this user may write") from None
 
 
 def reference() -> None:
