@@ -46,7 +46,7 @@ def test_every_available_name_gives_the_policy_of_that_name():
     batch = {"FCFS": False, "EASY": True, "EASY/2011": True}
     assert {name: parse(name).needs_estimates for name in batch} == batch
     assert {configuration.name for configuration in catalogue()} <= set(names)
-    assert len(names) == len(set(names)) == 116 + 3 + 3 + 1 + 7
+    assert len(names) == len(set(names)) == 116 + 3 + 3 + 1 + 7 + 5
 
 
 def test_the_nine_names_of_ipdps():
