@@ -60,7 +60,7 @@ class TestNullDriver(DriverConformance):
             )
             begin_s = now_s()
             await node.driver.start(msgspec.structs.replace(spec, program=program, watch_s=5.0), 1.0)
-            await asyncio.sleep(4.0)
+            await asyncio.sleep(4.0)  # virtual time: half of a core for 4 seconds
             await node.driver.set_cap("a", 0.25)
             await asyncio.sleep(8.0)  # 4 of 16 seconds at half pace
             (sample,) = node.driver.sample()

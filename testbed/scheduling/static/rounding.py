@@ -1,7 +1,8 @@
 """Randomised rounding of the relaxation [PHD V.A]: a task goes to a node with the probability in its solution.
 
-RRND never uses a node with a probability of 0. RRNZ gives such a node a small probability, so that a task whose nodes
-are full finds another one. Nodes without enough free memory are left out, and the other probabilities scaled to sum 1.
+Under RRND a probability of 0 excludes the node. Under RRNZ every probability is at least 0.01: a task can then be
+placed on further nodes if its own are full. Nodes without enough free memory are excluded, and the probabilities of
+the other nodes are scaled to the sum 1.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ async def lost(bus: Bus) -> None:
 
 
 class World:
-    """A bus that tests can break: `cut` ends a client's connection uncleanly, `mend` lets the client reconnect."""
+    """A bus with faults: `cut` breaks the connection of a client, and `mend` permits the client to connect again."""
 
     bus: Callable[..., AbstractAsyncContextManager[Bus]]
     cut: Callable[[str], Coroutine[Any, Any, None]]

@@ -42,7 +42,7 @@ def _of_kind(found: Sequence[Rescheduling], reason: str, mechanism: str) -> list
 
 
 def fit_words(fit: Fit | None, what: str) -> str:
-    """Return a sentence on a fit: a line a + m / rate, a constant, or no fit."""
+    """Return a sentence for the caption: the fitted line a + m / rate, the fitted constant, or that there is no fit."""
     if fit is None:
         return f"No line is fitted to penalties {what}: fewer than {LEAST_DISTINCT} distinct points."
     n = f"n = {fit.count} of {fit.clusters} jobs; 95 % bootstrap over jobs"
