@@ -58,7 +58,7 @@ class _Job:
         self.secret = bytes.fromhex(kept.order.secret)
         self.node = self._open()
         self.next_s = now_s + kept.order.period_s
-        self.grant_s = now_s + kept.order.grant_s
+        self.grant_s = now_s + kept.order.grant_s  # of the bank: when it is to grant next
         self.read: dict[str, tuple[float, GuestSample]] = {}  # time and content of the last sample, by guest
         self.guessed: set[str] = set()  # guests whose waits are guessed
 
@@ -70,6 +70,24 @@ class _Job:
     def _open(self) -> NodeExchange:
         kept = self.kept
         return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total, capped=kept.order.capped)
+
+    @property
+    def grants_by_s(self) -> float:
+        """When the bank grants even if not all guests have reported: half a period late."""
+        return self.grant_s + self.kept.order.period_s / 2
+
+    def granted(self, now_s: float, *, late: bool = False) -> list[ExchangeMessage]:
+        """Return the grants of the bank, if they are due and all guests of the job have reported, or if it is `late`.
+
+        Reports of a period arrive one after the other; a grant before the last of them would be one for a part of the
+        guests, or would wait for the next period.
+        """
+        due = now_s >= self.grant_s - self.kept.order.period_s / 2
+        if not (late or (due and self.node.has_heard(self.kept.order.nodes))):
+            return []
+        period_s = self.kept.order.grant_s
+        self.grant_s = max(self.grant_s + period_s, now_s) if late else now_s + period_s
+        return self.node.grant()
 
     def notice(self, samples: Iterable[GuestSample], now_s: float) -> None:
         """Let guests take part from their first work unit on: before its job begins, a guest has no shares to spare."""
@@ -283,7 +301,7 @@ class ShareExchange:
 
     async def _next(self) -> bytes | None:
         """Return the next message, or None when a period ends before a message arrives."""
-        ends_s = min((min(job.next_s, job.grant_s) for job in self._jobs.values()), default=self._now_s() + 1.0)
+        ends_s = min((min(job.next_s, job.grants_by_s) for job in self._jobs.values()), default=self._now_s() + 1.0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(ends_s - self._now_s(), 0.0)):
                 return await self._heard.get()
@@ -301,9 +319,8 @@ class ShareExchange:
                 job.kept.number += 1
                 out += job.node.exchange(job.uses(samples, self._now_s()), self._free, job.kept.number)
                 job.next_s = self._now_s() + job.kept.order.period_s  # a shorter period would not measure the use
-            if job.grant_s <= now_s:
-                out += job.node.grant()
-                job.grant_s = self._now_s() + job.kept.order.grant_s
+            if job.grants_by_s <= now_s:
+                out += job.granted(self._now_s(), late=True)
             await self._carry(bus, job, out)
 
     async def _guess(self, job: _Job, samples: Sequence[GuestSample]) -> None:
@@ -335,7 +352,7 @@ class ShareExchange:
     async def _carry(self, bus: Bus, job: _Job, out: list[ExchangeMessage]) -> None:
         """Process the messages for this node, write the accounts to disk, and send the other messages."""
         away: list[tuple[str, ExchangeMessage]] = []
-        while out:
+        while out or (out := job.granted(self._now_s())):
             message = out.pop(0)
             owner = message.source if isinstance(message, Receipt) else message.target
             node = job.kept.order.bank if owner == BANK else job.kept.order.nodes.get(owner, "")

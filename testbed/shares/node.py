@@ -6,7 +6,7 @@ Agents send the messages, and repeat `unanswered` transfers. The receiver of a m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.shares.account import Account
@@ -68,6 +68,10 @@ class NodeExchange:
             for upstream in use.upstreams:
                 found += _given(account, upstream, part)
         return found
+
+    def has_heard(self, guests: Collection[str]) -> bool:
+        """Whether the bank is here, and all these guests have reported since its last grants what they are short of."""
+        return BANK in self.accounts and self._short.keys() >= set(guests)
 
     def grant(self) -> list[ExchangeMessage]:
         """Give the shares of the bank to guests that are short, once per B seconds; nothing without the bank.

@@ -137,6 +137,29 @@ def test_what_one_guest_does_not_use_goes_to_the_one_that_is_short(tmp_path: Pat
     asyncio.run(scenario())
 
 
+def test_the_bank_grants_when_all_guests_have_reported_or_half_a_period_later(tmp_path: Path) -> None:
+    """The first period of a guest ends without a measured use; in the second one all guests report."""
+
+    async def scenario() -> None:
+        nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
+        async with serving(Network(), *nodes):
+            await asyncio.sleep(0.24)
+            assert nodes[0].set["g0"] == pytest.approx(0.3 + 0.2 + 0.1, abs=0.01)
+        assert total(nodes) == 3 * shares_of(BOOKED)
+
+    async def without_one() -> None:
+        nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
+        nodes[1].units = 0  # it has not begun to work
+        async with serving(Network(), *nodes):
+            await asyncio.sleep(0.24)
+            assert nodes[0].set.get("g0", BOOKED) == pytest.approx(BOOKED)
+            await asyncio.sleep(0.02)
+            assert nodes[0].set["g0"] == pytest.approx(0.3 + 0.1, abs=0.01)
+
+    run_in_virtual_time(scenario())
+    run_in_virtual_time(without_one())
+
+
 def test_a_guest_gives_to_those_that_it_waits_for(tmp_path: Path) -> None:
     async def scenario() -> None:
         order = msgspec.structs.replace(ORDER, mode="distributed", bank="")
