@@ -17,6 +17,7 @@ from testbed.scheduling.policies.kernel_policy import JobColumns, Kernels, decid
 from testbed.scheduling.policies.priced_kernel import PricedRules, decide
 from testbed.scheduling.policies.state import NO_PASS
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event
+from testbed.scheduling.policies.wrapped import WrappedPolicy
 
 PRICED = Kernels(decide)
 MANY = int(np.iinfo(np.int64).max)
@@ -29,7 +30,7 @@ _EXPECTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class PricedPolicy:
+class PricedPolicy(WrappedPolicy):
     """A DFRS policy whose passes weigh the cost of moves over a horizon, or limit the number of moved jobs.
 
     `horizon_s` is None without `/KNOWS=cost`, and 0 if the horizon is the period; `most_moves` is None without a limit.
@@ -53,19 +54,9 @@ class PricedPolicy:
         return self.horizon_s is not None
 
     @property
-    def needs_estimates(self) -> bool:
-        """See `Policy.needs_estimates`."""
-        return self.policy.needs_estimates
-
-    @property
     def needs_columns(self) -> bool:
         """True, as the kernel needs the costs of moves."""
         return True
-
-    @property
-    def period_s(self) -> float | None:
-        """See `Policy.period_s`."""
-        return self.policy.period_s
 
     @property
     def kernels(self) -> Kernels:
@@ -77,27 +68,6 @@ class PricedPolicy:
         """The numeric rules of the policy."""
         most = MANY if self.most_moves is None else self.most_moves
         return PricedRules(self.policy.rules, most, float(self.horizon_s or self.policy.rules.period_s))
-
-    def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
-        """See `Policy.can_ever_run`."""
-        return self.policy.can_ever_run(tasks, mem_req_frac, nodes)
-
-    @property
-    def knows_guarantees(self) -> bool:
-        """See `GuaranteeingPolicy`."""
-        return self.policy.knows_guarantees
-
-    def can_ever_guarantee(self, tasks: int, cpu_frac: float, nodes: int) -> bool:
-        """See `GuaranteeingPolicy`."""
-        return self.policy.can_ever_guarantee(tasks, cpu_frac, nodes)
-
-    def next_wake_s(self, view: ClusterView) -> float | None:
-        """See `WakingPolicy.next_wake_s`."""
-        return self.policy.next_wake_s(view)
-
-    def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
-        """See `WakingPolicy.retried`."""
-        return self.policy.retried(view, since_s)
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
         """Return the decision on an event."""

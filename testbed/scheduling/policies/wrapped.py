@@ -1,19 +1,24 @@
-"""Base of policies with a suffix that leaves all decisions to the policy before it."""
+"""Base of policies with a suffix: what they do not define is as in the policy before the suffix."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from testbed.scheduling.policies.dfrs import DfrsPolicy
-from testbed.scheduling.policies.priced import PricedPolicy
-from testbed.scheduling.policies.view import ClusterView, Decision, Event
+from testbed.scheduling.policies.view import ClusterView, Decision, Event, knows_costs
 
 
 @dataclass(frozen=True, slots=True)
-class WrappedPolicy:
-    """Base class of policies with a suffix after the name of `policy`, which decides."""
+class WrappedPolicy(ABC):
+    """Base class of policies with a suffix after the name of `policy`, which decides if the subclass does not."""
 
-    policy: DfrsPolicy | PricedPolicy
+    policy: DfrsPolicy | WrappedPolicy
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the policy, and the suffix."""
 
     @property
     def needs_estimates(self) -> bool:
@@ -28,7 +33,7 @@ class WrappedPolicy:
     @property
     def knows_costs(self) -> bool:
         """See `CostAwarePolicy`."""
-        return isinstance(self.policy, PricedPolicy) and self.policy.knows_costs
+        return knows_costs(self.policy)
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
         """See `Policy.can_ever_run`."""
