@@ -15,11 +15,9 @@ that are in it are skipped. `--runs` keeps the files of each run that `testbed c
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
-import random
 import shutil
 import statistics
 import tempfile
@@ -27,11 +25,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cases import check_disk, core_rates, missing, options
 from guest_lab import made_lab
 from intervals import interval_text, ratio_of_medians
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
+from tables import markdown
 
 from testbed.lab.boxes import spec_of
 from testbed.measure.rundir import read_journal
@@ -133,8 +133,19 @@ def times(journal: Sequence[dict[str, Any]]) -> tuple[float, dict[int, float]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return response times by load and mode with intervals, their reduction by the exchange, and simulated ones."""
-    lines = ["| CPU a node | mode | n | left out | response s | 95 % interval | cut | interval | simulated s | cut |",
-             "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = []
+    head = (
+        "CPU a node",
+        "mode",
+        "n",
+        "left out",
+        "response s",
+        "95 % interval",
+        "cut",
+        "interval",
+        "simulated s",
+        "cut",
+    )
     for load in LOADS:
         cases = {mode: [row for row in rows if (row["load"], row["mode"]) == (load, mode)] for mode in MODES}
         found = {mode: [row["response_s"] for row in case if not row["alone_s"]] for mode, case in cases.items()}
@@ -148,39 +159,34 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 ratio, least, most = ratio_of_medians(found[mode], found["none"])
                 cells[6], cells[7] = f"{1 - ratio:.1%}", f"{1 - most:.1%} to {1 - least:.1%}"
                 cells[9] = f"{1 - simulated_s(load, mode) / simulated_s(load, 'none'):.1%}"
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(head, lines)
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="number of the first repeat, which is its seed")
+    parser = options(__doc__, "dps.jsonl")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="CPU booked on each node")
     parser.add_argument("--guests", action="store_true", help="virtual machines; needs root")
-    parser.add_argument("--json", type=Path, default=Path("dps.jsonl"), help="file for the raw figures, appended to")
     parser.add_argument("--runs", type=Path, help="folder in which runs are kept, as LOAD/MODE-REPEAT")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
-        if shutil.disk_usage(".").free < 1 << 30:
-            raise SystemExit("expected 1 GiB of free disk")
+        check_disk()
         print_machine()
-        there = {(row["repeat"], row["load"], row["mode"]) for row in read_rows(chosen.json)}
-        cases: list[tuple[int, float, str]] = []
-        for repeat in range(chosen.first, chosen.first + chosen.repeats):
-            order = [(repeat, float(load), mode) for load in chosen.loads.split(",") for mode in MODES]
-            random.Random(repeat).shuffle(order)  # noqa: S311  # a random order, not a secret
-            cases += [each for each in order if each not in there]
+        cases = list(missing(chosen.json, [
+            {"repeat": chosen.first + number, "load": float(load), "mode": mode}
+            for number in range(chosen.repeats) for load in chosen.loads.split(",") for mode in MODES
+        ], "repeat"))  # fmt: skip
         with nodes_of_guests() if chosen.guests and cases else contextlib.nullcontext() as lab:
-            rates = [row["units_per_core_s"] for row in read_rows(chosen.json)]
+            rates = core_rates(chosen.json)
             if cases and not rates:
                 rates = [measured_core_rate(scenario(lab), "DPS/none", Job(1, 0.0, 1, 0.5, 0.3, 5.0))]
                 print(f"{rates[0]:.0f} work units per second of a core", flush=True)
-            for repeat, load, mode in cases:
+            for case in cases:
+                repeat, load, mode = case.values()
                 keep = None if chosen.runs is None else chosen.runs / f"{load:g}" / f"{load:g}-{mode}-{repeat}"
-                row = {"repeat": repeat, "load": load, "mode": mode, **live(load, mode, lab, rates[0], keep)}
+                row = case | live(load, mode, lab, rates[0], keep)
                 add_rows(chosen.json, [row])
                 print(f"{repeat}: {load:g} {mode}: {row['response_s']:.1f} s", flush=True)
     print(table(read_rows(chosen.table or chosen.json)))

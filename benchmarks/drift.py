@@ -20,7 +20,6 @@ seconds with periods of 2 s, and shares are sampled once per second. Runs that a
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import random
@@ -31,10 +30,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cases import missing, options
 from intervals import interval_text
 from lab import print_machine
 from live_run import live_run
 from rows import add_rows, read_rows
+from tables import markdown
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.overheads import constant
@@ -123,9 +124,8 @@ def simulated(seed: int, form: str, topology: str) -> list[dict[str, Any]]:
     return reactions(seen)
 
 
-def live(seed: int, form: str, topology: str) -> list[dict[str, Any]]:
-    """Run one case live; `seed` only numbers it."""
-    del seed
+def live(form: str, topology: str) -> list[dict[str, Any]]:
+    """Run one case live."""
     run_s, need = 25.0 * MOVES, 0.3
     jobs = jobs_of(form, need, run_s, 1.2 * run_s)  # the serial ones run longer than the parallel one
     every = round(run_s / MOVES / LIVE_ITERATION_S)
@@ -166,8 +166,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     cases = defaultdict(list)
     for row in rows:
         cases[row["world"], row["topology"], row["form"]].append(row)
-    lines = ["| world | topology | form | moves | little gained | s to 90 % | 95 % interval | overshoot | interval |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = []
+    head = (
+        "world",
+        "topology",
+        "form",
+        "moves",
+        "little gained",
+        "s to 90 %",
+        "95 % interval",
+        "overshoot",
+        "interval",
+    )
     for (world, topology, form), moves in sorted(cases.items(), key=lambda case: (case[0][0] != "simulated", case[0])):
         known = [row for row in moves if row["react_s"] is not None]
         cells = [world, topology, form, str(len(moves)), str(len(moves) - len(known)), "", "", "", ""]
@@ -177,36 +187,30 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 kind = ".1f" if key == "react_s" else ".0%"
                 cells[place] = format(statistics.median(values), kind)
                 cells[place + 1] = interval_text(values, kind)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown(head, lines)
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser = options(__doc__, "drift.jsonl")
     parser.add_argument("--seeds", type=int, default=0, help="number of simulated seeds")
     parser.add_argument("--live", type=int, default=0, help="number of live repeats")
     parser.add_argument("--forms", default=",".join(FORMS), help="policies")
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES))
-    parser.add_argument("--json", type=Path, default=Path("drift.jsonl"), help="file for the raw figures, appended to")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
         print_machine()
-        there = {(row["world"], row["seed"], row["form"], row["topology"]) for row in read_rows(chosen.json)}
-        for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
-            for seed in range(chosen.first, chosen.first + seeds):
-                cases = [(form, topology) for form in chosen.forms.split(",") for topology in
-                         chosen.topologies.split(",")]  # fmt: skip
-                random.Random(seed).shuffle(cases)  # noqa: S311  # a random order, not a secret
-                for form, topology in cases:
-                    if (world, seed, form, topology) in there:
-                        continue
-                    case = {"world": world, "seed": seed, "form": form, "topology": topology}
-                    moves = measure(seed, form, topology)
-                    add_rows(chosen.json, [{**case, **row} for row in moves])
-                    print(f"{world} {seed}: {form}, {topology}: {len(moves)} moves", flush=True)
+        cases = [
+            {"world": world, "seed": chosen.first + number, "form": form, "topology": topology}
+            for world, seeds in (("simulated", chosen.seeds), ("live", chosen.live)) for number in range(seeds)
+            for form in chosen.forms.split(",") for topology in chosen.topologies.split(",")
+        ]  # fmt: skip
+        for case in missing(chosen.json, cases, "world", "seed"):
+            world, seed, form, topology = case.values()
+            moves = simulated(seed, form, topology) if world == "simulated" else live(form, topology)
+            add_rows(chosen.json, [case | row for row in moves])
+            print(f"{world} {seed}: {form}, {topology}: {len(moves)} moves", flush=True)
     print(table(read_rows(chosen.table or chosen.json)))
 
 

@@ -11,18 +11,15 @@ half. The file gets one line per run; runs that are in it are skipped.
 
 from __future__ import annotations
 
-import argparse
-import random
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from intervals import interval_text
+from cases import by_seed, missing, options
 from lab import print_machine
 from rows import add_rows, read_rows
+from tables import markdown, measure_cells, ratio_cells
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.overheads import constant
@@ -63,41 +60,31 @@ def simulated(seed: int, load: float, way: str) -> dict[str, float]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return medians over seeds with intervals, and the median ratio to the plain policy on the same seed."""
-    lines = ["| load | suffix | n | measure | median | 95 % interval | to none | interval |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = []
     for load in LOADS:
-        by_way = {way: {row["seed"]: row for row in rows if (row["load"], row["way"]) == (load, way)} for way in WAYS}
-        for way, found in by_way.items():
-            measures = [f"{kind} stretch, {group}" for group in GROUPS for kind in ("mean", "max")]
-            for measure in measures if found else ():
-                values = [row[measure] for row in found.values()]
-                cells = [f"{load:g}", way or "none", str(len(values)), measure, f"{statistics.median(values):.3g}",
-                         interval_text(values), "", ""]  # fmt: skip
-                ratios = [row[measure] / by_way[""][seed][measure] for seed, row in found.items() if seed in by_way[""]]
-                if way and ratios:
-                    cells[6:] = [f"{statistics.median(ratios):.3f}", interval_text(ratios, ".3f")]
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        plain = by_seed(rows, {"load": load, "way": ""})
+        for way in WAYS:
+            found = by_seed(rows, {"load": load, "way": way})
+            for measure in (f"{kind} stretch, {group}" for group in GROUPS for kind in ("mean", "max")):
+                if cells := measure_cells(found, measure):
+                    ratio = ratio_cells(found, plain, measure) if way else ["", ""]
+                    lines.append([f"{load:g}", way or "none", *cells, *ratio])
+    columns = ("load", "suffix", "n", "measure", "median", "95 % interval", "to none", "interval")
+    return markdown(columns, lines)
 
 
 def main() -> None:
     """Simulate the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser = options(__doc__, "fairness.jsonl")
     parser.add_argument("--seeds", type=int, default=0, help="number of seeds")
-    parser.add_argument("--json", type=Path, default=Path("fairness.jsonl"), help="file for the raw figures")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
         print_machine()
-        there = {(row["seed"], row["load"], row["way"]) for row in read_rows(chosen.json)}
-        for seed in range(chosen.first, chosen.first + chosen.seeds):
-            cases = [(load, way) for load in LOADS for way in WAYS]
-            random.Random(seed).shuffle(cases)  # noqa: S311  # a random order, not a secret
-            for load, way in cases:
-                if (seed, load, way) not in there:
-                    add_rows(chosen.json, [{"seed": seed, "load": load, "way": way, **simulated(seed, load, way)}])
-                    print(f"{seed}: {load:g} {way or 'none'}", flush=True)
+        seeds = range(chosen.first, chosen.first + chosen.seeds)
+        cases = [{"seed": seed, "load": load, "way": way} for seed in seeds for load in LOADS for way in WAYS]
+        for case in missing(chosen.json, cases, "seed"):
+            add_rows(chosen.json, [case | simulated(**case)])
+            print("{seed}: {load:g} {way}".format(**case), flush=True)
     print(table(read_rows(chosen.table or chosen.json)))
 
 

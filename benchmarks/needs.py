@@ -17,23 +17,23 @@ The file gets one line per run; runs that are in it are skipped.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
 import os
 import random
-import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from intervals import interval_text
+from cases import by_seed, check_disk, core_rates, missing, options
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
+from tables import markdown, measure_cells, ratio_cells
 
 from testbed.bus.need_profile import WHOLE_PARTS, parts_of
 from testbed.run.events import Decision
@@ -51,7 +51,8 @@ from testbed.scheduling.workload.synthetic import synthetic_trace
 POLICY = "GreedyPM */per/OPT=MIN/MINVT=600"
 SUFFIX = "/NEEDS=discovered"
 WAYS = {"right": (1.0, ""), "wrong": (2.0, ""), "estimated": (2.0, SUFFIX), "right, estimated": (1.0, SUFFIX)}
-LOADS = {"simulated": (0.5, 0.9), "live": (0.9,)}
+LOADS = (0.5, 0.9)
+WORLDS = {"simulated": LOADS, "live": (0.9,)}
 PROFILES = ("1", "1,0.4@0.5")
 NODES, JOBS, PENALTY_S = 64, 300, 300.0
 LIVE_NODES, LIVE_CORES, LIVE_JOBS = 4, 0.2, 6
@@ -96,9 +97,8 @@ def stretches(jobs: Sequence[Job], end_s: Sequence[float]) -> dict[str, float]:
     return {"mean stretch": float(found.mean()), "max stretch": float(found.max()), "wrong frac": wrong / len(jobs)}
 
 
-def simulated(seed: int, load: float, profile: str, way: str, core_rate: float) -> dict[str, Any]:
-    """Simulate one case; the speed of a core does not matter in a simulation."""
-    del core_rate
+def simulated(seed: int, load: float, profile: str, way: str) -> dict[str, Any]:
+    """Simulate one case."""
     factor, suffix = WAYS[way]
     jobs = misdeclared(simulated_jobs(seed, load), factor, seed)
     phases = tuple((begins / WHOLE_PARTS, part / WHOLE_PARTS) for begins, part in parts_of(profile))
@@ -143,64 +143,60 @@ def live_needs(run: Path, jobs: Sequence[Job]) -> dict[str, float]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return medians over seeds with intervals, and the median ratio to right needs on the same seed."""
-    lines = ["| world | load | profile | needs | n | measure | median | 95 % interval | to right needs | interval |",
-             "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    cases = [(world, load, profile) for world in LOADS for load in LOADS[world] for profile in PROFILES]
-    for world, load, profile in cases:
-        chosen = [row for row in rows if (row["world"], row["load"], row["profile"]) == (world, load, profile)]
-        by_way = {way: {row["seed"]: row for row in chosen if row["way"] == way} for way in WAYS}
-        for way, found in by_way.items():
+    lines = []
+    for world, load, profile in product(WORLDS, LOADS, PROFILES):
+        case = {"world": world, "load": load, "profile": profile}
+        right = by_seed(rows, case | {"way": "right"})
+        for way in WAYS:
+            found = by_seed(rows, case | {"way": way})
             for measure in (*MEASURES, "seen to real need"):
-                values = [row[measure] for row in found.values() if measure in row]
-                if not values:
-                    continue
-                cells = [world, f"{load:g}", profile, way, str(len(values)), measure,
-                         f"{statistics.median(values):.3g}", interval_text(values), "", ""]  # fmt: skip
-                ratios = [
-                    row[measure] / by_way["right"][seed][measure]
-                    for seed, row in found.items()
-                    if measure.endswith("stretch") and seed in by_way["right"]
-                ]
-                if way != "right" and ratios:
-                    cells[8:] = [f"{statistics.median(ratios):.3f}", interval_text(ratios, ".3f")]
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+                if cells := measure_cells(found, measure):
+                    compared = way != "right" and measure.endswith("stretch")
+                    ratio = ratio_cells(found, right, measure) if compared else ["", ""]
+                    lines.append([world, f"{load:g}", profile, way, *cells, *ratio])
+    head = (
+        "world",
+        "load",
+        "profile",
+        "needs",
+        "n",
+        "measure",
+        "median",
+        "95 % interval",
+        "to right needs",
+        "interval",
+    )
+    return markdown(head, lines)
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser = options(__doc__, "needs.jsonl")
     parser.add_argument("--seeds", type=int, default=0, help="number of simulated seeds")
     parser.add_argument("--live", type=int, default=0, help="number of live seeds")
-    parser.add_argument("--json", type=Path, default=Path("needs.jsonl"), help="file for the raw figures, appended to")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
-        if shutil.disk_usage(".").free < 1 << 30:
-            raise SystemExit("expected 1 GiB of free disk")
+        check_disk()
         print_machine()
-        run_missing(chosen)
+        cases = [
+            {"world": world, "seed": chosen.first + number, "load": load, "profile": profile, "way": way}
+            for world, seeds in (("simulated", chosen.seeds), ("live", chosen.live)) for number in range(seeds)
+            for load in WORLDS[world] for profile in PROFILES for way in WAYS
+        ]  # fmt: skip
+        for case in missing(chosen.json, cases, "world", "seed"):
+            row = case | measured(core_rates(chosen.json), **case)
+            add_rows(chosen.json, [row])
+            print(f"{' '.join(map(str, case.values()))}: mean stretch {row['mean stretch']:.2f}", flush=True)
     print(table(read_rows(chosen.table or chosen.json)))
 
 
-def run_missing(chosen: argparse.Namespace) -> None:
-    """Run the cases that the file does not have, each seed in random order."""
-    there = {(row["world"], row["seed"], row["load"], row["profile"], row["way"]) for row in read_rows(chosen.json)}
-    rates = [row["units_per_core_s"] for row in read_rows(chosen.json) if row["world"] == "live"]
-    if chosen.live and not rates:
-        rates = [measured_core_rate(SCENARIO.replace("PROFILE", "1"), POLICY, Job(1, 0.0, 1, 0.5, 0.2, 5.0))]
-    for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
-        for seed in range(chosen.first, chosen.first + seeds):
-            cases = [(load, profile, way) for load in LOADS[world] for profile in PROFILES for way in WAYS]
-            random.Random(seed).shuffle(cases)  # noqa: S311  # a random order, not a secret
-            for load, profile, way in cases:
-                if (world, seed, load, profile, way) in there:
-                    continue
-                row = {"world": world, "seed": seed, "load": load, "profile": profile, "way": way}
-                row |= measure(seed, load, profile, way, rates[0] if rates else math.nan)
-                add_rows(chosen.json, [row])
-                print(f"{world} {seed}: {load:g} {profile} {way}: mean stretch {row['mean stretch']:.2f}", flush=True)
+def measured(rates: Sequence[float], world: str, **case: Any) -> dict[str, Any]:
+    """Simulate or run one case; `rates` are those of a core in earlier live runs, all the same."""
+    if world == "simulated":
+        return simulated(**case)
+    alone = Job(1, 0.0, 1, 0.5, 0.2, 5.0)
+    rate = rates[0] if rates else measured_core_rate(SCENARIO.replace("PROFILE", "1"), POLICY, alone)
+    return live(**case, core_rate=rate)
 
 
 if __name__ == "__main__":

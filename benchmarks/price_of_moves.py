@@ -10,23 +10,22 @@ order within each seed. The file gets one line per run; runs that are in it are 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
 import os
 import random
-import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from intervals import interval_text
+from cases import by_seed, check_disk, core_rates, missing, options
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
+from tables import difference_cells, markdown, measure_cells
 
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.load import scale_load
@@ -59,10 +58,10 @@ def jobs_of(seed: int) -> list[Job]:
     return [replace(job, submit_time_s=round(job.submit_time_s, 3)) for job in scale_load(found, NODES, LOAD)]
 
 
-def live(seed: int, way: str, overheads: Path, core_rate: float) -> dict[str, Any]:
+def live(seed: int, way: str, scenario: str, core_rate: float) -> dict[str, Any]:
     """Run one case."""
     jobs = jobs_of(seed)
-    with live_run(_scenario(overheads), jobs, POLICY + way, core_rate) as run:
+    with live_run(scenario, jobs, POLICY + way, core_rate) as run:
         with (run / "jobs.csv").open(newline="") as file:
             rows = {int(row["job_id"]): row for row in csv.DictReader(file)}
         results = json.loads((run / "summary.json").read_text())["results"]
@@ -79,62 +78,39 @@ def live(seed: int, way: str, overheads: Path, core_rate: float) -> dict[str, An
         }  # fmt: skip
 
 
-def _scenario(overheads: Path) -> str:
-    return SCENARIO.replace("OVERHEADS", str(overheads.absolute()))
-
-
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return medians over seeds with intervals, and the median difference to the plain policy on the same seed."""
-    lines = ["| suffix | n | measure | median | 95 % interval | difference to none | interval |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    by_way = {way: {row["seed"]: row for row in rows if row["way"] == way} for way in WAYS}
-    for way, found in by_way.items():
-        for measure in MEASURES if found else ():
-            values = [float(row[measure]) for row in found.values()]
-            cells = [way or "none", str(len(values)), measure, f"{statistics.median(values):.3g}",
-                     interval_text(values), "", ""]  # fmt: skip
-            gaps = [row[measure] - by_way[""][seed][measure] for seed, row in found.items() if seed in by_way[""]]
-            if way and gaps:
-                cells[5:] = [f"{statistics.median(gaps):+.3g}", interval_text(gaps, "+.3g")]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    lines = []
+    for way in WAYS:
+        found = by_seed(rows, {"way": way})
+        for measure in MEASURES:
+            if cells := measure_cells(found, measure):
+                difference = difference_cells(found, by_seed(rows, {"way": ""}), measure) if way else ["", ""]
+                lines.append([way or "none", *cells, *difference])
+    columns = ("suffix", "n", "measure", "median", "95 % interval", "difference to none", "interval")
+    return markdown(columns, lines)
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser = options(__doc__, "price.jsonl")
     parser.add_argument("--seeds", type=int, default=0, help="number of seeds")
     parser.add_argument("--overheads", type=Path, help="calibration of the nodes")
-    parser.add_argument("--json", type=Path, default=Path("price.jsonl"), help="file for the raw figures, appended to")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
         if chosen.overheads is None or not chosen.overheads.exists():
             raise SystemExit("expected --overheads with the file of a calibration: `testbed calibrate` makes it")
-        if shutil.disk_usage(".").free < 1 << 30:
-            raise SystemExit("expected 1 GiB of free disk")
+        check_disk()
         print_machine()
-        run_missing(chosen)
-    print(table(read_rows(chosen.table or chosen.json)))
-
-
-def run_missing(chosen: argparse.Namespace) -> None:
-    """Run the cases that the file does not have, each seed in random order."""
-    rows = read_rows(chosen.json)
-    there = {(row["seed"], row["way"]) for row in rows}
-    rates = [row["units_per_core_s"] for row in rows]
-    if not rates:
-        rates = [measured_core_rate(_scenario(chosen.overheads), POLICY, Job(1, 0.0, 1, 0.5, 0.2, 5.0))]
-    for seed in range(chosen.first, chosen.first + chosen.seeds):
-        ways = list(WAYS)
-        random.Random(seed).shuffle(ways)  # noqa: S311  # a random order, not a secret
-        for way in ways:
-            if (seed, way) in there:
-                continue
-            row = {"seed": seed, "way": way, **live(seed, way, chosen.overheads, rates[0])}
+        scenario = SCENARIO.replace("OVERHEADS", str(chosen.overheads.absolute()))
+        cases = [{"seed": chosen.first + number, "way": way} for number in range(chosen.seeds) for way in WAYS]
+        for case in missing(chosen.json, cases, "seed"):
+            rates = core_rates(chosen.json)
+            rate = rates[0] if rates else measured_core_rate(scenario, POLICY, Job(1, 0.0, 1, 0.5, 0.2, 5.0))
+            row = case | live(case["seed"], case["way"], scenario, rate)
             add_rows(chosen.json, [row])
-            print(f"{seed}: {way or 'none'}: mean stretch {row['mean stretch']:.2f}", flush=True)
+            print(f"{row['seed']}: {row['way'] or 'none'}: mean stretch {row['mean stretch']:.2f}", flush=True)
+    print(table(read_rows(chosen.table or chosen.json)))
 
 
 if __name__ == "__main__":

@@ -11,22 +11,20 @@ order within each seed. The file gets one line per run; runs that are in it are 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
 import random
 import re
-import shutil
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from intervals import interval_text
+from cases import by_seed, check_disk, core_rates, missing, options
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
+from tables import markdown, measure_cells
 
 from testbed.run.events import Decision
 from testbed.run.journal import is_decision, read_events
@@ -94,50 +92,29 @@ def progress(run: Path, from_s: float, until_s: float) -> dict[int, float]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return medians over seeds with intervals."""
-    lines = ["| policy | n | measure | median | 95 % interval |", "|---|---|---|---|---|"]
-    for policy in POLICIES:
-        found = [row for row in rows if row["policy"] == policy]
-        for measure in MEASURES:
-            values = [float(row[measure]) for row in found if row[measure] is not None]
-            if values:
-                median = f"{statistics.median(values):.3g}"
-                cells = (policy, str(len(values)), measure, median, interval_text(values))
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    found = {policy: by_seed(rows, {"policy": policy}) for policy in POLICIES}
+    cells = ((policy, measure_cells(found[policy], measure)) for policy in POLICIES for measure in MEASURES)
+    columns = ("policy", "n", "measure", "median", "95 % interval")
+    return markdown(columns, ([policy, *each] for policy, each in cells if each))
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser = options(__doc__, "services.jsonl")
     parser.add_argument("--seeds", type=int, default=0, help="number of seeds")
-    parser.add_argument("--json", type=Path, default=Path("services.jsonl"), help="file for the raw figures")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
-        if shutil.disk_usage(".").free < 1 << 30:
-            raise SystemExit("expected 1 GiB of free disk")
+        check_disk()
         print_machine()
-        run_missing(chosen)
-    print(table(read_rows(chosen.table or chosen.json)))
-
-
-def run_missing(chosen: argparse.Namespace) -> None:
-    """Run the cases that the file does not have, each seed in random order."""
-    rows = read_rows(chosen.json)
-    there = {(row["seed"], row["policy"]) for row in rows}
-    rates = [row["units_per_core_s"] for row in rows]
-    if not rates:
-        rates = [measured_core_rate(SCENARIO, POLICIES[0], Job(1, 0.0, 1, 0.5, 0.2, 5.0))]
-    for seed in range(chosen.first, chosen.first + chosen.seeds):
-        policies = list(POLICIES)
-        random.Random(seed).shuffle(policies)  # noqa: S311  # a random order, not a secret
-        for policy in policies:
-            if (seed, policy) in there:
-                continue
-            row = {"seed": seed, "policy": policy, **live(seed, policy, rates[0])}
+        seeds = range(chosen.first, chosen.first + chosen.seeds)
+        cases = [{"seed": seed, "policy": policy} for seed in seeds for policy in POLICIES]
+        for case in missing(chosen.json, cases, "seed"):
+            rates = core_rates(chosen.json)
+            rate = rates[0] if rates else measured_core_rate(SCENARIO, POLICIES[0], Job(1, 0.0, 1, 0.5, 0.2, 5.0))
+            row = case | live(case["seed"], case["policy"], rate)
             add_rows(chosen.json, [row])
-            print(f"{seed}: {policy}: minimum yield {row['decided yield']:.2f}", flush=True)
+            print(f"{row['seed']}: {row['policy']}: minimum yield {row['decided yield']:.2f}", flush=True)
+    print(table(read_rows(chosen.table or chosen.json)))
 
 
 if __name__ == "__main__":

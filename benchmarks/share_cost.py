@@ -11,18 +11,18 @@ within each repeat. The file gets one line per run; runs that are in it are skip
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from cases import missing, options
 from intervals import interval_text
 from lab import print_machine
 from live_run import live_run
 from rows import add_rows, read_rows
+from tables import markdown
 
 from testbed.measure.line_protocol import parse_line
 from testbed.measure.rundir import read_journal
@@ -96,37 +96,33 @@ def agents(run: Path, begin_ns: int, end_ns: int) -> dict[str, dict[str, object]
 
 def table(rows: Sequence[dict[str, object]]) -> str:
     """Return medians with their intervals by mode; each agent of each run is a value."""
-    lines = ["| mode | n | CPU of an agent, % of a core | 95 % interval | messages sent per s | received per s |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = []
     for mode in MODES:
         found = [row for row in rows if row["mode"] == mode]
         if not found:
             continue
         cpu = [float(str(row["cpu_percent"])) for row in found]
         sent, received = (median(float(str(row[f"{way}_per_s"])) for row in found) for way in ("sent", "received"))
-        lines.append(
-            f"| {mode} | {len(found)} | {median(cpu):.2f} | {interval_text(cpu, '.2f')} | {sent:.2f} | {received:.2f} |"
-        )
-    return "\n".join(lines)
+        cells = (f"{median(cpu):.2f}", interval_text(cpu, ".2f"), f"{sent:.2f}", f"{received:.2f}")
+        lines.append((mode, str(len(found)), *cells))
+    cpu_of = "CPU of an agent, % of a core"
+    return markdown(("mode", "n", cpu_of, "95 % interval", "messages sent per s", "received per s"), lines)
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "share-cost.jsonl")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=Path("share-cost.jsonl"), help="file for the raw figures")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
         print_machine()
-        there = {(row["repeat"], row["mode"]) for row in read_rows(chosen.json)}
-        for repeat in range(1, chosen.repeats + 1):
-            for mode in random.Random(repeat).sample(MODES, len(MODES)):  # noqa: S311  # a random order, not a secret
-                if (repeat, mode) in there:
-                    continue
-                rows = [{"repeat": repeat, "mode": mode, **found} for found in measure(mode)]
-                add_rows(chosen.json, rows)
-                print(f"{repeat}: {mode}: " + ", ".join(f"{row['cpu_percent']:.2f} %" for row in rows), flush=True)
+        repeats = range(chosen.first, chosen.first + chosen.repeats)
+        cases = [{"repeat": repeat, "mode": mode} for repeat in repeats for mode in MODES]
+        for case in missing(chosen.json, cases, "repeat"):
+            rows = [case | found for found in measure(case["mode"])]
+            add_rows(chosen.json, rows)
+            shown = ", ".join(f"{row['cpu_percent']:.2f} %" for row in rows)
+            print(f"{case['repeat']}: {case['mode']}: {shown}", flush=True)
     rows = read_rows(chosen.table or chosen.json)
     print(table(rows))
     above = [row for row in rows if row["mode"] != "none" and float(str(row["cpu_percent"])) > TARGET_PERCENT]

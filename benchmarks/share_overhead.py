@@ -11,18 +11,17 @@ that are in it are skipped.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import random
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
+from cases import missing, options
 from intervals import interval_text, ratio_of_medians
 from lab import open_nodes, print_machine
 from live_run import live_run
 from rows import add_rows, read_rows
+from tables import markdown
 
 from testbed.measure.rundir import read_journal
 from testbed.scheduling.workload.jobs import Job
@@ -84,10 +83,7 @@ def slowest(journal: Sequence[dict[str, object]]) -> float:
 
 def table(rows: Sequence[dict[str, object]]) -> str:
     """Return rates by iteration and mode with their intervals, and the overhead against `native` and `none`."""
-    lines = [
-        "| iteration ms | mode | n | units/s | 95 % interval | slower than native | interval | than none | interval |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for iteration_s in ITERATIONS_S:
         found = {
             mode: [
@@ -108,33 +104,28 @@ def table(rows: Sequence[dict[str, object]]) -> str:
                     continue
                 ratio, least, most = ratio_of_medians(found[mode], found[floor])
                 cells += [f"{1 - ratio:.1%}", f"{1 - most:.1%} to {1 - least:.1%}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append(cells)
+    rates = ("iteration ms", "mode", "n", "units/s", "95 % interval")
+    return markdown((*rates, "slower than native", "interval", "than none", "interval"), lines)
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="number of the first repeat, which is its seed")
+    parser = options(__doc__, "share-overhead.jsonl")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--iterations", default=",".join(map(str, ITERATIONS_S)), help="seconds of an iteration")
-    parser.add_argument("--json", type=Path, default=Path("share-overhead.jsonl"), help="file for the raw figures")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
         print_machine()
-        there = {(row["repeat"], row["iteration_s"], row["mode"]) for row in read_rows(chosen.json)}
-        for repeat in range(chosen.first, chosen.first + chosen.repeats):
-            cases = [(float(iteration), mode) for iteration in chosen.iterations.split(",") for mode in MODES]
-            random.Random(repeat).shuffle(cases)  # noqa: S311  # a random order, not a secret
-            for iteration_s, mode in cases:
-                if (repeat, iteration_s, mode) in there:
-                    continue
-                rate = asyncio.run(native(iteration_s)) if mode == "native" else guests(iteration_s, mode)
-                row = {"repeat": repeat, "iteration_s": iteration_s, "mode": mode, "units_per_s": rate,
-                       "load_1_min": os.getloadavg()[0]}  # fmt: skip
-                add_rows(chosen.json, [row])
-                print(f"{repeat}: {iteration_s:g} s {mode}: {rate:.0f} units/s", flush=True)
+        cases = [
+            {"repeat": chosen.first + number, "iteration_s": float(iteration), "mode": mode}
+            for number in range(chosen.repeats) for iteration in chosen.iterations.split(",") for mode in MODES
+        ]  # fmt: skip
+        for case in missing(chosen.json, cases, "repeat"):
+            repeat, iteration_s, mode = case.values()
+            rate = asyncio.run(native(iteration_s)) if mode == "native" else guests(iteration_s, mode)
+            add_rows(chosen.json, [case | {"units_per_s": rate, "load_1_min": os.getloadavg()[0]}])
+            print(f"{repeat}: {iteration_s:g} s {mode}: {rate:.0f} units/s", flush=True)
     print(table(read_rows(chosen.table or chosen.json)))
 
 

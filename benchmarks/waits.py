@@ -23,18 +23,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from cases import check_disk, missing, options
 from guest_lab import ENDLESS_UNITS, Node, box, eatcpu, join, opened, say
 from lab import print_machine
 from rows import add_rows, read_rows
 from scipy.stats import spearmanr
+from tables import markdown
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.bus.topology import neighbours
@@ -129,40 +129,39 @@ def part(count: int, of: int) -> str:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the agreement by topology and number of ranks."""
-    lines = [
-        "| topology | ranks | rank windows | same upstreams | precision | recall | rank corr. | layer s | guess s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     cases = sorted({(TOPOLOGIES.index(row["topology"]), row["ranks"]) for row in rows})
     for number, ranks in cases:
         own = [row for row in rows if (row["topology"], row["ranks"]) == (TOPOLOGIES[number], ranks)]
-        lines.append(f"| {' | '.join([TOPOLOGIES[number], str(ranks), *agreement(own)])} |")
-    return "\n".join(lines)
+        lines.append([TOPOLOGIES[number], str(ranks), *agreement(own)])
+    found = ("rank windows", "same upstreams", "precision", "recall", "rank corr.", "layer s", "guess s")
+    return markdown(("topology", "ranks", *found), lines)
 
 
-async def run(journal: Journal, chosen: argparse.Namespace, cases: Sequence[tuple[int, str]]) -> None:
-    """Run cases, and add their lines to the file."""
+async def run(journal: Journal, chosen: argparse.Namespace, cases: Sequence[dict[str, Any]]) -> int:
+    """Run cases, and add their lines to the file; return the number of those that failed."""
+    failed = 0
     with tempfile.TemporaryDirectory(prefix="dfrs-waits-") as name:
         async with opened(journal, "a", Path(name)) as one, opened(journal, "b", Path(name)) as two:
-            for repeat, topology in cases:
+            for case in cases:
+                repeat, topology, _ = case.values()
                 try:
                     windows = await measured((one, two), topology, chosen)
                 except (TestbedError, TimeoutError) as error:  # the machine may be too busy
-                    say(f"{repeat}: {topology}: failed, and will be repeated by the next call: {error}")
+                    say(f"{repeat}: {topology}: failed: {error}")
+                    failed += 1
                     continue
-                row = {
-                    "repeat": repeat, "topology": topology, "ranks": chosen.ranks, "units": chosen.units,
-                    "message_bytes": chosen.message_bytes, "window_s": chosen.window_s, "windows": windows,
-                    "load_1_min": os.getloadavg()[0],
-                }  # fmt: skip
-                add_rows(chosen.json, [row])
+                add_rows(chosen.json, [case | {
+                    "units": chosen.units, "message_bytes": chosen.message_bytes, "window_s": chosen.window_s,
+                    "windows": windows, "load_1_min": os.getloadavg()[0],
+                }])  # fmt: skip
                 say(f"{repeat}: {topology}")
+    return failed
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="number of the first repeat, which is its seed")
+    parser = options(__doc__, "waits.jsonl")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES))
     parser.add_argument("--ranks", type=int, default=4)
@@ -172,27 +171,27 @@ def main() -> None:
     parser.add_argument("--message-bytes", type=int, default=5000)
     parser.add_argument("--windows", type=int, default=12, help="windows of each case")
     parser.add_argument("--window-s", type=float, default=5.0)
-    parser.add_argument("--json", type=Path, default=Path("waits.jsonl"), help="file for the raw figures, appended to")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
         if unknown := set(chosen.topologies.split(",")) - set(TOPOLOGIES):
             parser.error(f"--topologies = {', '.join(sorted(unknown))}: expected of {','.join(TOPOLOGIES)}")
         if chosen.ranks < 2 or chosen.windows < 1 or not chosen.window_s > 0:
             parser.error("--ranks, --windows, --window-s: expected at least 2, 1, and more than 0")
-        if shutil.disk_usage(".").free < 1 << 30:
-            raise SystemExit("expected 1 GiB of free disk")
+        check_disk()
         print_machine()
-        there = {(row["repeat"], row["topology"], row["ranks"]) for row in read_rows(chosen.json)}
-        cases: list[tuple[int, str]] = []
-        for repeat in range(chosen.first, chosen.first + chosen.repeats):
-            topologies = chosen.topologies.split(",")
-            random.Random(repeat).shuffle(topologies)  # noqa: S311  # a random order, not a secret
-            cases += [(repeat, each) for each in topologies if (repeat, each, chosen.ranks) not in there]
+        cases = list(missing(chosen.json, [
+            {"repeat": chosen.first + number, "topology": topology, "ranks": chosen.ranks}
+            for number in range(chosen.repeats) for topology in chosen.topologies.split(",")
+        ], "repeat"))  # fmt: skip
+        failed = 0
         if cases:
             with box(memory_mib=GUEST_MIB * chosen.ranks + 256) as journal:
-                asyncio.run(run(journal, chosen, cases))
-    print(table(read_rows(chosen.table or chosen.json)))
+                failed = asyncio.run(run(journal, chosen, cases))
+        print(table(read_rows(chosen.json)))
+        if failed:
+            raise SystemExit(f"{failed} of {len(cases)} cases failed: the next call repeats them")
+    else:
+        print(table(read_rows(chosen.table)))
 
 
 if __name__ == "__main__":

@@ -13,23 +13,22 @@ Loads and policies come in random order within each seed. The file gets one line
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
 import os
 import random
-import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-from intervals import bootstrap, interval_text
+from cases import by_seed, check_disk, core_rates, missing, options
 from lab import print_machine
 from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
+from tables import markdown, measure_cells, ratio_cells
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.overheads import constant
@@ -85,9 +84,8 @@ def measured(jobs: Sequence[Job], end_s: Sequence[float]) -> dict[str, float]:
     ), strict=True))  # fmt: skip
 
 
-def simulated(seed: int, load: float, policy: str, core_rate: float) -> dict[str, Any]:
-    """Simulate one case; the speed of a core does not matter in a simulation."""
-    del core_rate
+def simulated(seed: int, load: float, policy: str) -> dict[str, Any]:
+    """Simulate one case."""
     jobs = jobs_of(seed, load, live=False)
     model = SharingModel(("linear",), "1/i")
     found = simulate(jobs, NODES, parse(policy), constant(PENALTY_S), sharing=model)
@@ -110,66 +108,47 @@ def live(seed: int, load: float, policy: str, core_rate: float) -> dict[str, Any
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return medians over seeds with their intervals, and the median of the gains of the seeds."""
-    lines = ["| world | load | policy | n | measure | median | 95 % interval | to equal caps | interval |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for world in ("simulated", "live"):
-        for load in LOADS:
-            case = {
-                way: {row["seed"]: row for row in rows if (row["world"], row["load"], row["way"]) == (world, load, way)}
-                for way in WAYS
-            }
-            for way in WAYS:
-                for measure in MEASURES if case[way] else ():
-                    values = [row[measure] for row in case[way].values()]
-                    cells = [world, f"{load:g}", way or "equal caps", str(len(values)), measure,
-                             f"{statistics.median(values):.3g}", interval_text(values), "", ""]  # fmt: skip
-                    ratios = [
-                        row[measure] / case[""][seed][measure] for seed, row in case[way].items() if seed in case[""]
-                    ]
-                    if way and ratios:
-                        least, most = bootstrap(_median_of(ratios))
-                        cells[7:] = [f"{statistics.median(ratios):.3f}", f"{least:.3f} to {most:.3f}"]
-                    lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _median_of(values: Sequence[float]) -> Callable[[random.Random], float]:
-    return lambda draw: statistics.median(draw.choices(values, k=len(values)))
+    lines = []
+    for world, load in product(("simulated", "live"), LOADS):
+        equal = by_seed(rows, {"world": world, "load": load, "way": ""})
+        for way, measure in product(WAYS, MEASURES):
+            found = by_seed(rows, {"world": world, "load": load, "way": way})
+            if cells := measure_cells(found, measure):
+                ratio = ratio_cells(found, equal, measure) if way else ["", ""]
+                lines.append([world, f"{load:g}", way or "equal caps", *cells, *ratio])
+    head = ("world", "load", "policy", "n", "measure", "median", "95 % interval", "to equal caps", "interval")
+    return markdown(head, lines)
 
 
 def main() -> None:
     """Run the missing cases, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser = options(__doc__, "within.jsonl")
     parser.add_argument("--seeds", type=int, default=0, help="number of simulated seeds")
     parser.add_argument("--live", type=int, default=0, help="number of live seeds")
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="offered loads")
     parser.add_argument("--ways", default=",".join(WAYS[:2]), help="suffixes of the policy; an empty one: equal caps")
     parser.add_argument("--policy", default=POLICY, help="the policy that decides")
-    parser.add_argument("--json", type=Path, default=Path("within.jsonl"), help="file for the raw figures, appended to")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
-        if shutil.disk_usage(".").free < 1 << 30:
-            raise SystemExit("expected 1 GiB of free disk")
+        check_disk()
         print_machine()
-        there = {(row["world"], row["seed"], row["load"], row["way"]) for row in read_rows(chosen.json)}
-        rates = [row["units_per_core_s"] for row in read_rows(chosen.json) if row["world"] == "live"]
-        if chosen.live and not rates:
-            rates = [measured_core_rate(SCENARIO, chosen.policy, Job(1, 0.0, 1, 0.5, 0.2, 5.0))]
-        ways = chosen.ways.split(",")
-        for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
-            for seed in range(chosen.first, chosen.first + seeds):
-                cases = [(float(load), way) for load in chosen.loads.split(",") for way in ways]
-                random.Random(seed).shuffle(cases)  # noqa: S311  # a random order, not a secret
-                for load, way in cases:
-                    if (world, seed, load, way) in there:
-                        continue
-                    policy = parse(chosen.policy + way).name
-                    row = {"world": world, "seed": seed, "load": load, "way": way, "policy": policy}
-                    row |= measure(seed, load, policy, rates[0] if rates else math.nan)
-                    add_rows(chosen.json, [row])
-                    print(f"{world} {seed}: {load:g} {policy}: mean stretch {row['mean stretch']:.2f}", flush=True)
+        cases = [
+            {"world": world, "seed": chosen.first + number, "load": float(load), "way": way}
+            for world, seeds in (("simulated", chosen.seeds), ("live", chosen.live)) for number in range(seeds)
+            for load in chosen.loads.split(",") for way in chosen.ways.split(",")
+        ]  # fmt: skip
+        for case in missing(chosen.json, cases, "world", "seed"):
+            world, seed, load, way = case.values()
+            policy = parse(chosen.policy + way).name
+            if world == "simulated":
+                found = simulated(seed, load, policy)
+            else:
+                rates = core_rates(chosen.json)
+                alone = Job(1, 0.0, 1, 0.5, 0.2, 5.0)
+                rate = rates[0] if rates else measured_core_rate(SCENARIO, chosen.policy, alone)
+                found = live(seed, load, policy, rate)
+            add_rows(chosen.json, [case | {"policy": policy} | found])
+            print(f"{world} {seed}: {load:g} {policy}: mean stretch {found['mean stretch']:.2f}", flush=True)
     print(table(read_rows(chosen.table or chosen.json)))
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from cases import check_disk
 from intervals import bootstrap, interval, level_text
 from lab import print_machine
 from rows import add_rows, read_rows
@@ -361,8 +361,7 @@ def main() -> None:
             parser.error(f"--ways: {', '.join(sorted(unknown))}: expected of {'; '.join(WAYS)}")
         if chosen.before < 0 or chosen.weeks < 1 or chosen.after < 0:
             parser.error("--before, --weeks, --after: expected at least 0, 1, and 0")
-        if shutil.disk_usage(".").free < 1 << 30:
-            raise SystemExit("expected 1 GiB of free disk")
+        check_disk()
         run(chosen)
     print(tables(read_rows(chosen.table or chosen.json)))
 
