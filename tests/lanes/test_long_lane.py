@@ -149,6 +149,21 @@ def test_an_unknown_block_is_refused(lane: Lane) -> None:
     refused = lane.run("number")
     assert refused.returncode == 2
     assert refused.stderr == ".ci/long: block 'number': expected one of numbers, waits\n"
+    refused = lane.run("numbers.three")
+    assert (refused.returncode, refused.stderr) == (
+        2, ".ci/long: step 'three' of block numbers: expected one of one, two\n"
+    )  # fmt: skip
+    assert not lane.runs.exists()
+
+
+def test_one_step_of_a_block_can_be_run(lane: Lane) -> None:
+    lane.fixed.touch()
+    assert lane.run("numbers.two").returncode == 0
+    assert set(lane.results()["steps"]) == {"two"}
+    passed = lane.run("numbers")
+    assert passed.returncode == 0
+    assert "two: passed before on this code" in passed.stdout
+    assert set(lane.results()["steps"]) == {"one", "two"}
 
 
 @pytest.mark.parametrize(
