@@ -110,16 +110,24 @@ def test_a_block_goes_on_at_the_step_that_has_not_passed_on_this_code(lane: Lane
     assert passed.returncode == 0, passed.stdout + passed.stderr
     assert "one: passed before on this code" in passed.stdout
     assert lane.runs.read_text() == "once\n"
-    assert {step["code"] for step in lane.results()["steps"].values()} == {code}
+    assert lane.results()["steps"]["one"]["code"] == code
     status = {(row["block"], row["step"]): row for row in json.loads(lane.run("--status", "--json").stdout)}
     assert (status["numbers", "two"]["result"], status["numbers", "two"]["this_code"]) == ("passed", "yes")
     assert status["waits", "wait"]["result"] == "never run"
 
+    blocks = lane.folder / ".ci/blocks.toml"
+    blocks.write_text(blocks.read_text().replace("goes on until", "waits until"))  # another block
     for name in ("docs/page.md", "tests/test_it.py"):  # this block runs no tests
         (lane.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (lane.folder / name).write_text("pass\n")
     lane.commit()
     assert json.loads(lane.run("--status", "--json").stdout)[0]["this_code"] == "yes"
+    unchanged = blocks.read_text()
+    blocks.write_text(unchanged.replace("cat prepared", "cat < prepared"))
+    lane.commit()
+    states = [row["this_code"] for row in json.loads(lane.run("--status", "--json").stdout)]
+    assert states[:2] == ["no", "yes"], "the command of the first step is another one"
+    blocks.write_text(unchanged)
     (lane.folder / "code.py").write_text("pass\n")
     lane.commit()
     assert json.loads(lane.run("--status", "--json").stdout)[0]["this_code"] == "no"
