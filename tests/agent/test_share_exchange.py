@@ -143,7 +143,7 @@ def test_the_bank_grants_when_all_guests_have_reported_or_half_a_period_later(tm
     async def scenario() -> None:
         nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
         async with serving(Network(), *nodes):
-            await asyncio.sleep(0.24)
+            await asyncio.sleep(0.24)  # virtual time: just after the end of the second period
             assert nodes[0].set["g0"] == pytest.approx(0.3 + 0.2 + 0.1, abs=0.01)
         assert total(nodes) == 3 * shares_of(BOOKED)
 
@@ -151,9 +151,9 @@ def test_the_bank_grants_when_all_guests_have_reported_or_half_a_period_later(tm
         nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
         nodes[1].units = 0  # it has not begun to work
         async with serving(Network(), *nodes):
-            await asyncio.sleep(0.24)
+            await asyncio.sleep(0.24)  # virtual time, as below: just before half a period more has passed
             assert nodes[0].set.get("g0", BOOKED) == pytest.approx(BOOKED)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # and just after that
             assert nodes[0].set["g0"] == pytest.approx(0.3 + 0.1, abs=0.01)
 
     run_in_virtual_time(scenario())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +27,7 @@ def benchmarks() -> Any:
         import cases
         import tables
 
-        found = ModuleType("benchmarks")
-        found.cases, found.tables = cases, tables  # type: ignore[attr-defined]
-        yield found
+        yield SimpleNamespace(cases=cases, tables=tables)
     for name in ("cases", "tables", "rows", "intervals"):
         sys.modules.pop(name, None)
 

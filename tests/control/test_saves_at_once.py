@@ -123,7 +123,7 @@ def test_a_run_keeps_the_limit_of_its_scenario(
     save = NullDriver.save
 
     async def slow_save(self: NullDriver, *args: Any) -> Any:
-        await asyncio.sleep(2.0)  # virtual time
+        await asyncio.sleep(2.0)  # virtual time: a save takes 2 seconds, and no real ones
         return await save(self, *args)
 
     monkeypatch.setattr(NullDriver, "save", slow_save)

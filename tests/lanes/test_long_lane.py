@@ -32,6 +32,13 @@ keep = ["*.txt"]
 name = "two"
 command = "test -e {fixed}"
 [[block]]
+name = "commits"
+about = "the results of another step are committed meanwhile"
+minutes = 1
+[[block.step]]
+name = "commit"
+command = "git -C {tree} -c user.name=t -c user.email=t@example.org commit --quiet --allow-empty -m results"
+[[block]]
 name = "waits"
 about = "goes on until it is told to end"
 minutes = 1
@@ -60,7 +67,7 @@ class Lane:
         self.cleaned = folder / "cleaned"
         (self.folder / ".ci").mkdir(parents=True)
         shutil.copy(ROOT / ".ci/long", self.folder / ".ci/long")
-        blocks = BLOCKS.format(runs=self.runs, fixed=self.fixed, program=folder / "program.py")
+        blocks = BLOCKS.format(tree=self.folder, runs=self.runs, fixed=self.fixed, program=folder / "program.py")
         (folder / "program.py").write_text(PROGRAM.format(waiting=str(self.waiting), cleaned=str(self.cleaned)))
         (self.folder / ".ci/blocks.toml").write_text(blocks)
         self.git("init", "--quiet", "--initial-branch", "main")
@@ -136,6 +143,12 @@ def test_a_block_goes_on_at_the_step_that_has_not_passed_on_this_code(lane: Lane
     assert code not in {step["code"] for step in lane.results()["steps"].values()}
 
 
+def test_a_result_names_the_commit_that_was_cloned(lane: Lane) -> None:
+    first = lane.git("rev-parse", "HEAD")
+    assert lane.run("commits").returncode == 0
+    assert lane.results("commits")["steps"]["commit"]["commit"] == first != lane.git("rev-parse", "HEAD")
+
+
 def test_again_runs_what_has_passed(lane: Lane) -> None:
     lane.fixed.touch()
     for words in (("numbers",), ("numbers", "--again")):
@@ -156,7 +169,7 @@ def test_code_that_is_not_committed_is_refused(lane: Lane) -> None:
 def test_an_unknown_block_is_refused(lane: Lane) -> None:
     refused = lane.run("number")
     assert refused.returncode == 2
-    assert refused.stderr == ".ci/long: block 'number': expected one of numbers, waits\n"
+    assert refused.stderr == ".ci/long: block 'number': expected one of numbers, commits, waits\n"
     refused = lane.run("numbers.three")
     assert (refused.returncode, refused.stderr) == (
         2, ".ci/long: step 'three' of block numbers: expected one of one, two\n"

@@ -114,7 +114,7 @@ async def lost(bus: Bus) -> None:
 
 
 class World:
-    """A bus with faults: `cut` breaks the connection of a client, and `mend` permits the client to connect again."""
+    """A bus for tests of lost connections: `cut` closes the connection of a client, `mend` lets it connect again."""
 
     bus: Callable[..., AbstractAsyncContextManager[Bus]]
     cut: Callable[[str], Coroutine[Any, Any, None]]
