@@ -158,6 +158,30 @@ def test_the_end_of_a_guest_is_known_to_the_next_agent_before_its_machine_is_des
     asyncio.run(main())
 
 
+def test_the_end_of_a_guest_is_known_to_the_next_agent_if_its_start_has_not_returned(
+    lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = serial(300)  # speed: the work must be done before the agent is killed
+
+    async def main() -> None:
+        with monkeypatch.context() as patched:
+            stuck = StuckDestroys(patched, destroys=True)
+            made = VirtualGuest.made
+
+            async def slow_made(guest: VirtualGuest) -> None:
+                await made(guest)
+                await stuck.at_work.wait()
+
+            patched.setattr(VirtualGuest, "made", slow_made)
+            async with node(lab, "a", tmp_path) as one:
+                await one.driver.start(spec, 1.0)
+                await kill(one)
+        async with node(lab, "a", tmp_path) as one:
+            assert await ends([(one, spec)]) == [twin(spec)]
+
+    asyncio.run(main())
+
+
 def test_a_guest_that_was_being_stopped_has_not_failed_for_the_next_agent(
     lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

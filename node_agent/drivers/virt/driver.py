@@ -265,10 +265,15 @@ class LibvirtDriver(Driver):
             await self._reached()[1].find_own(spec.guest, self._timeouts.call_s)
             await make(guest)
             if spec.program.ranks == 1 or guest.state is State.HELD:
-                self._left.note(spec)
+                self._note(guest)
         except BaseException:
             await asyncio.shield(self._give_up(guest))
             raise
+
+    def _note(self, guest: VirtualGuest) -> None:
+        """Note a guest that was made; one that has ended meanwhile is noted with its end already."""
+        if guest.state is not State.ENDED:
+            self._left.note(guest.spec)
 
     async def _give_up(self, guest: VirtualGuest) -> None:
         with contextlib.suppress(DriverError):
@@ -315,7 +320,7 @@ class LibvirtDriver(Driver):
         if not network_of(member.spec.address):
             raise DriverError(f"guest {guest}: address = {member.spec.address!r}: expected one, for its MPI job")
         await member.join(PROGRAMS[member.spec.program.name], session)
-        self._left.note(member.spec)
+        self._note(member)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
         """See `Joins.mpi_pass`."""
@@ -384,7 +389,7 @@ class LibvirtDriver(Driver):
         if guest.state is State.ENDED:
             self._forget(guest)
         else:
-            self._left.note(guest.spec)
+            self._note(guest)
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
         """See `Migrates.adopt`; to adopt a guest again is no error."""

@@ -69,7 +69,7 @@ class VirtualGuest:
     def __init__(
         self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, platform: Platform,
         tell: Callable[[DriverEvent], None], forget: Callable[[VirtualGuest], None], node_cores: float,
-        note_end: Callable[[DriverEvent], None] = lambda _driver_event: None,
+        note_end: Callable[[GuestSpec, DriverEvent], None] = lambda _spec, _driver_event: None,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.name = spec.guest
@@ -410,7 +410,7 @@ class VirtualGuest:
         self._ending = self._loop.create_task(self._end_by_itself(driver_event), name=f"end of {self.name}")
 
     async def _end_by_itself(self, driver_event: DriverEvent) -> None:
-        self._note_end(driver_event)
+        self._note_end(self.spec, driver_event)
         with contextlib.suppress(DriverError):
             await self.destroy()
         self._forget(self)

@@ -58,17 +58,22 @@ class LeftGuests:
         self._guests[spec.guest] = LeftGuest(spec, leaves)
         self._write()
 
-    def note_end(self, driver_event: DriverEvent) -> None:
-        """Note the end of a guest, before its domain is destroyed: the next agent could not find out how it ended."""
-        known = self._guests.get(driver_event.guest)
-        if driver_event.event in ENDS and known is not None and known.end is None:
+    def note_end(self, spec: GuestSpec, driver_event: DriverEvent) -> None:
+        """Note the end of a guest, before its domain is destroyed: the next agent could not find out how it ended.
+
+        The guest may have ended before it was noted: its program works before its start has returned.
+        """
+        known = self._guests.get(spec.guest)
+        if driver_event.event in ENDS and (known is None or known.end is None):
             end = driver_event.event, driver_event.mono_ns, driver_event.detail
-            self._guests[driver_event.guest] = LeftGuest(known.spec, end=end)
+            self._guests[spec.guest] = LeftGuest(spec, end=end)
             self._write()
 
     def tell(self, driver_event: DriverEvent) -> None:
         """Report an event of a guest, and note its end before."""
-        self.note_end(driver_event)
+        known = self._guests.get(driver_event.guest)
+        if known is not None:
+            self.note_end(known.spec, driver_event)
         self._tell(driver_event)
 
     def note_leaving(self, spec: GuestSpec) -> None:
