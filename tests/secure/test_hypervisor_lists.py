@@ -149,21 +149,24 @@ learn() {{ sh -c "$(cat script)" hypervisor-lists {certificate} "$@"; }}
 learn n1 n2 n3 > before-the-daemon
 mkdir /run/libvirt
 libvirtd --listen --pid-file /run/libvirtd.pid -f {folder}/libvirtd.conf > libvirtd.log 2>&1 &
-until [ -S /run/libvirt/libvirt-admin-sock ]; do kill -0 $!; sleep 0.2; done
+processes=$!
+address() {{ echo "qemu+tls://127.0.0.1/system?pkipath={folder}/flat-$1"; }}
+again() {{ kill -0 $processes; sleep 0.2; }} # the test fails if one of them has ended
+until name=$(virsh -c "$(address n3)" hostname 2> not-yet); do again; done # it listens here last
 mkfifo /run/n1 /run/n3
 for each in n1 n3; do
-  virsh -c "qemu+tls://127.0.0.1/system?pkipath={folder}/flat-$each" < /run/$each > $each 2>&1 &
-  sleep 1000000 > /run/$each & # keeps it open
+  virsh -c "$(address $each)" <> /run/$each > $each 2>&1 &
+  processes="$processes $!"
 done
-says() {{ grep -c "^$(hostname)$" $1 || true; }}
+says() {{ grep -c "^$name$" $1 || true; }}
 echo hostname > /run/n1; echo hostname > /run/n3
-for each in n1 n3; do until [ "$(says $each)" = 1 ]; do sleep 0.2; done; done
+for each in n1 n3; do until [ "$(says $each)" = 1 ]; do again; done; done
 learn n1 n2 n3 > nobody-out
 cp revoked.crl {certificate}/peers.crl
 learn n2 n3 > n1-out
-echo hostname > /run/n1; echo hostname > /run/n3
-until [ "$(says n3)" = 2 ]; do sleep 0.2; done
-until grep -q "Failed to reconnect" n1; do sleep 0.2; done
+echo hostname > /run/n3
+until [ "$(says n3)" = 2 ]; do again; done
+until grep -q "Failed to reconnect" n1; do echo hostname > /run/n1; again; done # it may not know yet that it was ended
 [ "$(says n1)" = 1 ]
 if grep -q Disconnected n3; then exit 1; fi
 echo nonsense > {certificate}/peers.crl
