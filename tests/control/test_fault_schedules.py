@@ -25,7 +25,17 @@ from testbed.control.orders import RunStoppedError
 from testbed.scheduling.workload.jobs import Job
 
 NODES = 3
-POLICIES = (BEST, "GreedyP */OPT=AVG", "/per/OPT=MIN", "Greedy */OPT=MIN", "/stretch-per/OPT=MAX", "GREEDY-PMTN-MIGR")
+POLICIES = (
+    BEST,
+    "GreedyP */OPT=AVG",
+    "/per/OPT=MIN",
+    "Greedy */OPT=MIN",
+    "/stretch-per/OPT=MAX",
+    "GREEDY-PMTN-MIGR",
+    "static/SGB",
+    "/per/OPT=MIN/MOVES=1",
+    "/per/OPT=MIN/KNOWS=cost",
+)
 OPERATIONS = ("start", "hold", "save", "release", "set_cap", "migrate", "adopt", "mpi_join")
 
 
@@ -68,13 +78,17 @@ class Intervention:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run with faults, orders and a number of `replicas` of images; it is cancelled at `ends_s`, if given."""
+    """A run with faults, orders and a number of `replicas` of images; it is cancelled at `ends_s`, if given.
+
+    A node makes at most `saves_at_once` saves at the same time.
+    """
 
     jobs: tuple[Job, ...]
     policy: str
     live: bool
     restart: bool
     replicas: int
+    saves_at_once: int | None
     slips: tuple[Slip, ...]
     blows: tuple[Blow, ...]
     interventions: tuple[Intervention, ...]
@@ -115,6 +129,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
         st.booleans(),
         st.booleans(),
         st.integers(0, 1),
+        st.sampled_from([None, 1]),
         st.lists(slips(), max_size=5).map(tuple),
         st.lists(blows(), max_size=3, unique_by=lambda blow: blow.node).map(tuple),
         st.lists(interventions(), max_size=4).map(tuple),
@@ -183,7 +198,9 @@ def carry_out(schedule: Schedule, folder: Path) -> list[str]:
 
     extras = "whole,live" if schedule.live else ""
     world = Disturbed(begin, at_s=0.0, extras=extras)
-    changes = {"extras": extras, "migration": {"mechanism": "live"}} if schedule.live else {}
+    migration: dict[str, object] = {"mechanism": "live"} if schedule.live else {}
+    if schedule.saves_at_once is not None:
+        migration |= {"saves_at_once": schedule.saves_at_once}
     operator = Operator(*(order for each in schedule.interventions for order in each.orders()))
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -194,7 +211,8 @@ def carry_out(schedule: Schedule, folder: Path) -> list[str]:
         faults.install(patch)
         world.run(
             folder, list(schedule.jobs), count=NODES, policy=schedule.policy,
-            on_node_loss="restart" if schedule.restart else "fail", images={"replicas": schedule.replicas}, **changes,
+            on_node_loss="restart" if schedule.restart else "fail", images={"replicas": schedule.replicas},
+            extras=extras, migration=migration, overheads="constant:300",
         )  # fmt: skip
     return different
 

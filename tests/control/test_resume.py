@@ -27,7 +27,7 @@ from testbed.run.reader import read_history
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.workload.jobs import Job
 
-EVERY = int(os.environ.get("DFRS_RESUME_EVERY", "27"))  # the controller is lost at every EVERYth entry
+EVERY = int(os.environ.get("DFRS_RESUME_EVERY", "41"))  # the controller is lost at every EVERYth entry
 SPREAD, RECOVERING = 7, 23  # the second loss is at one of the first entries after the resume, each time another one
 KEEP = {"on_controller_loss": "keep", "deadlines": {"lease_ttl_s": LEASE_S}}
 
@@ -171,11 +171,19 @@ def test_results_that_a_lost_controller_did_not_write_are_those_of_its_run(tmp_p
         load_lost_run(lost.path)
 
 
-@pytest.mark.parametrize("mechanism", ["save-restore", "live"])
-@pytest.mark.parametrize("losses", [1, 2])
-def test_wherever_the_controller_is_lost_every_job_ends_well(tmp_path: Path, mechanism: str, losses: int) -> None:
-    chosen = scenario(**KEEP, migration={"mechanism": mechanism})
-    extras = "whole,live" if mechanism == "live" else ""
+WAYS: dict[str, dict[str, object]] = {
+    "save-restore": {},
+    "live": {"migration": {"mechanism": "live"}},
+    "one save at once": {"migration": {"saves_at_once": 1}},
+    "static": {"policy": "static/SGB"},
+    "known costs": {"policy": "/per/OPT=MIN/KNOWS=cost", "overheads": "constant:300"},
+}
+
+
+@pytest.mark.parametrize(("way", "losses"), [("save-restore", 1), ("live", 1), *((way, 2) for way in WAYS)])
+def test_wherever_the_controller_is_lost_every_job_ends_well(tmp_path: Path, way: str, losses: int) -> None:
+    chosen = scenario(**KEEP, **WAYS[way])
+    extras = "whole,live" if way == "live" else ""
     unhappy: dict[tuple[int, ...], str] = {}
     runs = lost = 0
     for number in range(0, entries(tmp_path / "undisturbed", chosen, extras), EVERY):
@@ -193,7 +201,7 @@ def test_wherever_the_controller_is_lost_every_job_ends_well(tmp_path: Path, mec
         shutil.rmtree(tmp_path / f"at-{number}")
     assert lost > 0
     assert unhappy == {}
-    found = {"mechanism": mechanism, "losses": losses, "every": EVERY, "runs": runs, "lost": lost}
+    found = {"way": way, "losses": losses, "every": EVERY, "runs": runs, "lost": lost}
     if file := os.environ.get("DFRS_RESUME_RESULT"):
         with Path(file).open("a") as lines:
             lines.write(f"{json.dumps(found)}\n")
