@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from node_agent.drivers.builtin import LIBVIRT
@@ -24,7 +22,6 @@ from node_agent.drivers.protocol import (
     NodeBudget,
     OnSaved,
     SaveReport,
-    SuspectError,
     check_name,
     check_rank,
 )
@@ -32,14 +29,14 @@ from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.aftermath import is_image_of
 from node_agent.drivers.virt.daemons import daemon_pids
 from node_agent.drivers.virt.domain import Place, network_of, own_guest, tap_of
-from node_agent.drivers.virt.domain_states import list_owners, runs
 from node_agent.drivers.virt.fence_watching import FenceWatching
 from node_agent.drivers.virt.groups import VcpuGroups
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.left_guests import LeftGuest, LeftGuests, arrived
-from node_agent.drivers.virt.migration import Migration, transport_of
+from node_agent.drivers.virt.live_migrations import LiveMigrations
+from node_agent.drivers.virt.migration import transport_of
 from node_agent.drivers.virt.native import NativePrograms, left_programs, native_programs
+from node_agent.drivers.virt.node_guests import NodeGuests
 from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.qemu import Qemu
 from node_agent.drivers.virt.saves import SavesUnderWay
@@ -61,7 +58,6 @@ _WITHOUT = {
     "traffic": "network cards and virtual CPUs of its guests cannot be observed from here",
     "waits": "the guest image has no library that counts the waits of ranks",
 }
-_log = logging.getLogger(__name__)
 
 
 class LibvirtDriver(Driver):
@@ -89,30 +85,27 @@ class LibvirtDriver(Driver):
     ) -> None:
         self._platform = platform
         self._uri = uri
-        self._transport = transport
         self._place = place
         self._root = Path(root)
         self._image_folder = Path(image) if image else None
         self._timeouts = platform.timeouts
         self._heavy = asyncio.Semaphore(platform.heavy_at_once)
-        self._guests: dict[str, VirtualGuest] = {}
-        self._arrived: set[str] = set()
-        self._migrations: dict[str, Migration] = {}
+        self._guests = NodeGuests(platform)
+        self._live = LiveMigrations(self._guests, platform, transport)
         self._saves = SavesUnderWay()
         self._budget: NodeBudget | None = None
         self._hypervisor: Hypervisor | None = None
         self._image: GuestImage | None = None
         self._native: NativePrograms | None = None
         self._traffic = TrafficWatch()
-        self._left = LeftGuests()
         self._watching: FenceWatching | None = None
         self.keep_s = 0.0  # libvirt keeps guests for any time
         self.on_saved: OnSaved = _ignore
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`."""
-        self._budget, self._left = budget, LeftGuests(budget.state_dir, tell)
+        self._budget = budget
+        self._guests.open(budget.state_dir, tell)
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget.image_dir.mkdir(parents=True, exist_ok=True)
         self._watching = FenceWatching(budget.state_dir, self._uri)
@@ -122,18 +115,18 @@ class LibvirtDriver(Driver):
         await self._hypervisor.open(self._timeouts.call_s)
         consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt creates it too late
-        left = self._left.read()
-        await self._sweep(but=self._left.not_ended())
+        left = self._guests.record.read()
+        await self._guests.sweep(budget, self._hypervisor, but=self._guests.record.not_ended())
         platform = await self._platform.open(self._hypervisor, budget, image)
         self._image = image
         for each in left.values():
-            await self._take_over(each)
+            await self._guests.take_over(each, budget, self._hypervisor)
         self._native = await asyncio.to_thread(native_programs, image, budget)
         versions = await self._hypervisor.call(self._timeouts.call_s, self._platform.versions)
         bounded = self._place.partition or not self._platform.shared
         waits = self._place.bridge and image.waits
         there = {
-            "mpi": self._place.bridge, "native": self._native, "live": self._transport, "shares": bounded,
+            "mpi": self._place.bridge, "native": self._native, "live": self._live.transport, "shares": bounded,
             "waits": waits, "traffic": self._platform.taps,
         }  # fmt: skip
         lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
@@ -141,7 +134,7 @@ class LibvirtDriver(Driver):
             lacks["waits"] = lacks["traffic"] = lacks["mpi"]
         elif self._platform.taps and (why := why_unseen()):
             lacks["traffic"] = why
-        migration = [f"migration:{self._transport}"] if self._transport else []
+        migration = [f"migration:{self._live.transport}"] if self._live.transport else []
         found = [name for name, there in (("fences", self._watching.able), ("waits", waits)) if there]
         return DriverFacts(
             ("checksums", *platform, *migration, *found), {**versions, "guest-image": image.key, **image.versions},
@@ -163,21 +156,19 @@ class LibvirtDriver(Driver):
             return
         stops = [self.stop(guest) for guest in list(self._guests)]
         stopped = await asyncio.gather(*stops, return_exceptions=True)
-        for task in self._tasks:
-            task.cancel()
+        self._guests.cancel_checks()
         if self._native is not None:
             await self._native.close()
             self._native = None
         with contextlib.suppress(DriverError):
-            await self._sweep()
+            await self._guests.sweep(*self._reached())
         await self._hypervisor.close()
         self._hypervisor = None
         if self._watching is not None:
             await asyncio.to_thread(self._watching.close, end=not any(stopped))
             self._watching = None
-        self._left.remove()
-        self._guests.clear()
-        self._arrived.clear()
+        self._guests.close()
+        self._live.clear()
         self._saves.clear()
         await asyncio.to_thread(self._traffic.close)
 
@@ -186,36 +177,13 @@ class LibvirtDriver(Driver):
         self._budget, self._hypervisor = budget, Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
         try:
             await self._hypervisor.open(self._timeouts.call_s)
-            left = await self._sweep(dry_run=dry_run)
+            left = await self._guests.sweep(budget, self._hypervisor, dry_run=dry_run)
             watching = await asyncio.to_thread(FenceWatching(budget.state_dir, self._uri).end, dry_run=dry_run)
         finally:
             await self._hypervisor.close()
             self._budget = self._hypervisor = None
         records = left_programs(budget.state_dir)
         return [*left, *watching, *(await asyncio.to_thread(records.left if dry_run else records.kill_left)).words()]
-
-    async def _sweep(self, *, dry_run: bool = False, but: Collection[str] = ()) -> list[str]:
-        """Destroy unknown domains of this node: an earlier agent left them, or they arrived late."""
-        budget, hypervisor = self._reached()
-        domains = await hypervisor.call(self._timeouts.call_s, list_owners)
-        left = [
-            owner
-            for owner in domains
-            if owner["guest"] not in {*self._guests, *but}
-            and (owner["node"] == budget.node or not self._platform.shared)
-        ]
-        for owner in left:
-            if not dry_run:
-                _log.warning("destroying the left guest %s", owner["guest"])
-                guest = self._new(own_guest(owner["guest"], 1, owner["run"]), 1.0)
-                with contextlib.suppress(DriverError):
-                    await guest.destroy()
-        return [f"guest {owner['guest']}" for owner in left]
-
-    def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
-        budget, hypervisor = self._reached()
-        left, cores = self._left, budget.cpus
-        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, left.tell, self._forget, cores, left.note_end)
 
     async def enforce_fences(self) -> None:
         """See `EnforcesFences.enforce_fences`."""
@@ -224,23 +192,11 @@ class LibvirtDriver(Driver):
 
     def taken_over(self) -> list[GuestSpec]:
         """See `Outlives.taken_over`."""
-        return self._left.specs()
+        return self._guests.record.specs()
 
     def settled(self, guest: str) -> None:
         """See `Outlives.settled`."""
-        if guest not in self._guests:
-            self._left.drop(guest)
-
-    async def _take_over(self, left: LeftGuest) -> None:
-        """Take over a guest of an earlier agent, as after a migration; report its end if it has ended."""
-        name, (_, hypervisor) = left.spec.guest, self._reached()
-        try:
-            if await self._left.is_there(left, hypervisor, self._timeouts):
-                guest = self._new(left.spec, 1.0)
-                await guest.take_over(works=await hypervisor.on_domain(name, self._timeouts.call_s, runs))
-                self._guests[name] = guest
-        except DriverError as error:
-            self._left.tell(DriverEvent(name, "failed", time.monotonic_ns(), {"reason": str(error)}))
+        self._guests.settled(guest)
 
     # --- lives
 
@@ -260,26 +216,16 @@ class LibvirtDriver(Driver):
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in PROGRAMS:
             raise DriverError(f"{unknown(spec.program.name, tuple(PROGRAMS))}; the guest image holds no others")
-        guest = self._guests[spec.guest] = self._new(spec, cap_cores)
+        guest = self._guests.new(spec, cap_cores, *self._reached())
+        self._guests.add(guest)
         try:
             await self._reached()[1].find_own(spec.guest, self._timeouts.call_s)
             await make(guest)
             if spec.program.ranks == 1 or guest.state is State.HELD:
-                self._note(guest)
+                self._guests.note(guest)
         except BaseException:
-            await asyncio.shield(self._give_up(guest))
+            await asyncio.shield(self._guests.give_up(guest))
             raise
-
-    def _note(self, guest: VirtualGuest) -> None:
-        """Note a guest that was made; one that has ended meanwhile is noted with its end already."""
-        if guest.state is not State.ENDED:
-            self._left.note(guest.spec)
-
-    async def _give_up(self, guest: VirtualGuest) -> None:
-        with contextlib.suppress(DriverError):
-            await guest.destroy()
-        self._forget(guest)
-        self.settled(guest.name)
 
     async def _create(self, guest: VirtualGuest) -> None:
         _, _, image = self._opened()
@@ -315,12 +261,12 @@ class LibvirtDriver(Driver):
 
     async def mpi_join(self, guest: str, session: str) -> None:
         """See `Joins.mpi_join`: ranks of virtual machines reach each other at addresses of their own."""
-        member = self._get(guest)
+        member = self._guests.known(guest)
         check_rank(member.spec)
         if not network_of(member.spec.address):
             raise DriverError(f"guest {guest}: address = {member.spec.address!r}: expected one, for its MPI job")
         await member.join(PROGRAMS[member.spec.program.name], session)
-        self._note(member)
+        self._guests.note(member)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
         """See `Joins.mpi_pass`."""
@@ -329,35 +275,35 @@ class LibvirtDriver(Driver):
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
-        return await self._get(guest).set_cap(cap_cores)
+        return await self._guests.known(guest).set_cap(cap_cores)
 
     async def set_share(self, guest: str, share_cores: float) -> float:
         """See `Shares.set_share`."""
-        return await self._get(guest).set_share(share_cores)
+        return await self._guests.known(guest).set_share(share_cores)
 
     async def hold(self, guest: str) -> int | None:
         """See `Saves.hold`: any point will do, as long as no member continues."""
-        await self._get(guest).hold()
+        await self._guests.known(guest).hold()
         return None
 
     async def release(self, guest: str) -> None:
         """See `Saves.release`."""
-        await self._get(guest).release()
+        await self._guests.known(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
         """See `Saves.save`. A save that cannot be aborted continues; a repeated `save` returns its result."""
         del at
         return await self._saves.save(
-            guest, image, lambda: self._save(self._get(guest), image), aborts=self._platform.aborts_saves
+            guest, image, lambda: self._save(self._guests.known(guest), image), aborts=self._platform.aborts_saves
         )
 
     async def _save(self, held: VirtualGuest, image: Path) -> SaveReport:
-        self._left.note(held.spec, leaves=True)
+        self._guests.record.note(held.spec, leaves=True)
         try:
             async with self._heavy, written_back(image):
                 written_s = await held.save(image)
         finally:
-            self._stays_or_goes(held)  # if it was not written it is still held
+            self._guests.stays_or_goes(held)  # if it was not written it is still held
         return await seal(image, written_s)
 
     async def finished_save(self, guest: str, at: int | None, image: Path) -> SaveReport | None:
@@ -371,41 +317,13 @@ class LibvirtDriver(Driver):
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Migrates.migrate`."""
-        going = self._get(guest)
-        if self._transport is None:
-            raise SuspectError(f"guest {guest}: guests of this node do not migrate live")
-        migration = self._migrations[guest] = Migration(
-            going, to, self._platform.hypervisor, self._transport, budget_s, no_progress_s
-        )
-        self._left.note(going.spec, leaves=True)
-        try:
-            return await migration.run()
-        finally:
-            del self._migrations[guest]
-            self._stays_or_goes(going)
-
-    def _stays_or_goes(self, guest: VirtualGuest) -> None:
-        """Update the record of a guest that was to leave; forget it if it has left, even if an error was raised."""
-        if guest.state is State.ENDED:
-            self._forget(guest)
-        else:
-            self._note(guest)
+        return await self._live.migrate(guest, to, budget_s, no_progress_s)
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
         """See `Migrates.adopt`; to adopt a guest again is no error."""
         if spec.guest not in self._guests:
-            _, hypervisor, _ = self._opened()
-            if await hypervisor.find_own(spec.guest, self._timeouts.call_s) is None:
-                raise DriverError(f"guest {spec.guest} is not here")
-            if not await hypervisor.on_domain(spec.guest, self._timeouts.call_s, runs):
-                raise DriverError(f"guest {spec.guest} has not arrived: its virtual machine does not run here")
-            guest = self._new(spec, cap_cores)
-            await guest.appear()
-            guest.state = State.RUNNING
-            self._guests[spec.guest] = guest
-            self._arrived.discard(spec.guest)
-            guest.attach_beside()
-            self._left.note(spec)
+            budget, hypervisor, _ = self._opened()
+            await self._live.adopt(spec, cap_cores, budget, hypervisor)
         await self._guests[spec.guest].set_cap(cap_cores)
 
     async def stop(self, guest: str) -> None:
@@ -413,21 +331,22 @@ class LibvirtDriver(Driver):
         self._saves.end(guest)
         known = self._guests.get(guest)
         if known is not None:
-            self._left.note_leaving(known.spec)
+            self._guests.record.note_leaving(known.spec)
             await known.destroy()
-            self._forget(known)
+            self._guests.forget(known)
         elif self._hypervisor is not None and GUEST_NAME.fullmatch(guest):
             domain = await self._hypervisor.find_own(guest, self._timeouts.call_s)
             if domain is not None:
                 await self._hypervisor.on_domain(guest, self._timeouts.call_s, lambda found: found.destroy())
-        self._arrived.discard(guest)
+        self._live.forget(guest)
         self.settled(guest)
 
     async def calibrate(self, cpu_s: float) -> float:
         """See `Driver.calibrate`; in a guest of its own, uncapped."""
-        budget, _, image = self._opened()
+        budget, hypervisor, image = self._opened()
         spec = own_guest(f"{budget.prefix}{budget.node}-calibrate-{os.getpid()}"[:63], image.floor_mib)
-        guest = self._guests[spec.guest] = self._new(spec, 1.0)
+        guest = self._guests.new(spec, 1.0, budget, hypervisor)
+        self._guests.add(guest)
         said: list[str] = []
         try:
             await self._create_domain(guest)
@@ -437,7 +356,7 @@ class LibvirtDriver(Driver):
         except TimeoutError:
             raise DriverError(f"calibration in a guest did not end{guest.words()}") from None
         finally:
-            await asyncio.shield(self._give_up(guest))
+            await asyncio.shield(self._guests.give_up(guest))
         for line in said:
             name, _, value = line.partition("=")
             if name == "units_per_core_s":
@@ -451,13 +370,12 @@ class LibvirtDriver(Driver):
 
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`; guests that have arrived by migration and wait to be adopted are `arrived`."""
-        return [guest.sample(self._traffic.waits_s(guest.name)) for guest in list(self._guests.values())] + [
-            arrived(name) for name in sorted(self._arrived)
-        ]
+        here = [guest.sample(self._traffic.waits_s(guest.name)) for guest in list(self._guests.values())]
+        return here + self._live.arrived()
 
     async def guess_waits(self, guest: str, addresses: Sequence[str]) -> None:
         """See `GuessesWaits.guess_waits`: by the frames at the guest's tap, and the times of its virtual CPUs."""
-        member = self._get(guest)
+        member = self._guests.known(guest)
         check_rank(member.spec)
         ranks, vcpus = ranks_at(addresses, member.spec.program.ranks), member.vcpus
         if not isinstance(vcpus, VcpuGroups):
@@ -467,7 +385,7 @@ class LibvirtDriver(Driver):
 
     def meter(self, guest: str) -> Meter:
         """See `Meters.meter`."""
-        return self._get(guest).meter()
+        return self._guests.known(guest).meter()
 
     async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
         """See `Natives.native`; by the binaries of the guest image."""
@@ -480,49 +398,27 @@ class LibvirtDriver(Driver):
     # --- events of the hypervisor
 
     def domain_stopped(self, name: str) -> None:
-        """A domain ended: by itself, unless a command of this driver ended it."""
-        self._arrived.discard(name)
-        guest = self._guests.get(name)
-        if guest is not None and guest.created and not guest.leaving:
-            self._beside(self._check_end(guest), f"has {name} ended")
-
-    async def _check_end(self, guest: VirtualGuest) -> None:
-        """Ask the hypervisor, because the event may concern an earlier domain of that name."""
-        _, hypervisor, _ = self._opened()
-        with contextlib.suppress(DriverError):
-            if await hypervisor.find(guest.name, self._timeouts.call_s) is None and not guest.leaving:
-                guest.fail("its virtual machine ended by itself")
-
-    def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """See `Listener.domain_stopped`."""
+        self._live.forget(name)
+        if self._hypervisor is not None:
+            self._guests.domain_stopped(name, self._hypervisor)
 
     def domain_arrived(self, name: str) -> None:
-        """A domain arrived by migration and runs."""
-        if name not in self._guests:
-            self._arrived.add(name)
+        """See `Listener.domain_arrived`."""
+        self._live.domain_arrived(name)
 
     def domain_departs(self, name: str) -> None:
-        """A domain that migrates stopped working here."""
-        if name in self._migrations:
-            self._migrations[name].stands_still()
+        """See `Listener.domain_departs`."""
+        self._live.domain_departs(name)
 
     def job_completed(self, name: str, statistics: Mapping[str, int]) -> None:
-        """A migration of a domain is over."""
-        if name in self._migrations:
-            self._migrations[name].completed(statistics)
+        """See `Listener.job_completed`."""
+        self._live.job_completed(name, statistics)
 
     def connection_back(self) -> None:
-        """The connection to libvirt is back: check for domains that ended meanwhile."""
-        self._beside(self._reconcile(), "reconcile with libvirt")
-
-    async def _reconcile(self) -> None:
-        _, hypervisor, _ = self._opened()
-        with contextlib.suppress(DriverError):
-            there = {owner["guest"] for owner in await hypervisor.call(self._timeouts.call_s, list_owners)}
-            for name in [name for name in self._guests if name not in there]:
-                self.domain_stopped(name)
+        """See `Listener.connection_back`."""
+        if self._hypervisor is not None:
+            self._guests.connection_back(self._hypervisor)
 
     # --- parts
 
@@ -535,15 +431,6 @@ class LibvirtDriver(Driver):
         if self._image is None:
             raise DriverError("the driver is not open")
         return (*self._reached(), self._image)
-
-    def _get(self, guest: str) -> VirtualGuest:
-        if guest not in self._guests:
-            raise DriverError(f"guest {guest} is not here; here are: {', '.join(self._guests) or 'none'}")
-        return self._guests[guest]
-
-    def _forget(self, guest: VirtualGuest) -> None:
-        if self._guests.get(guest.name) is guest:
-            del self._guests[guest.name]
 
 
 def _ignore(_guest: str, _at: int | None, _image: Path, _report: SaveReport) -> None:

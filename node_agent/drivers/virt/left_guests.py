@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.platform import Timeouts
 from testbed.bus.messages import GuestSpec
-from testbed.bus.telemetry import GuestSample
 from testbed.host.whole_files import write_whole
 
 FILE = "guests.json"
@@ -127,11 +125,3 @@ class LeftGuests:
             write_whole(self._path, msgspec.json.encode(self._guests), durable=False)
         except OSError as error:
             _log.warning("%s: %s: the next agent will not know all guests", self._path, error.strerror)
-
-
-def arrived(guest: str) -> GuestSample:
-    """Return the sample of a guest that has arrived by migration, and waits to be adopted."""
-    return GuestSample(
-        guest=guest, state="arrived", cap_cores=None, cpu_s=0.0, rss_mib=0.0, read_mib=0.0, written_mib=0.0,
-        units_done=0, units_mono_ns=time.monotonic_ns(),
-    )  # fmt: skip
