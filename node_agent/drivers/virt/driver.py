@@ -33,6 +33,7 @@ from node_agent.drivers.virt.fence_watching import FenceWatching
 from node_agent.drivers.virt.groups import VcpuGroups
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.drivers.virt.lacks import WITHOUT, lacks_of
 from node_agent.drivers.virt.live_migrations import LiveMigrations
 from node_agent.drivers.virt.migration import transport_of
 from node_agent.drivers.virt.native import NativePrograms, left_programs, native_programs
@@ -40,7 +41,6 @@ from node_agent.drivers.virt.node_guests import NodeGuests
 from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.qemu import Qemu
 from node_agent.drivers.virt.saves import SavesUnderWay
-from node_agent.drivers.virt.tap import why_unseen
 from node_agent.drivers.virt.traffic import TrafficWatch, ranks_at
 from node_agent.guests.image import current
 from node_agent.programs.catalogue import unknown
@@ -50,14 +50,6 @@ from testbed.bus.telemetry import GuestSample
 from testbed.host.guest_image import GuestImage
 
 PROGRAMS = {"eatcpu": "/bin/eatcpu", "patterns": "/bin/patterns"}
-_WITHOUT = {
-    "mpi": "its guests have no network without a bridge",
-    "native": "the programs of the guest image could not be unpacked here",
-    "live": "no transport of migrations is set",
-    "shares": "without a partition nothing bounds all guests of this node together",
-    "traffic": "network cards and virtual CPUs of its guests cannot be observed from here",
-    "waits": "the guest image has no library that counts the waits of ranks",
-}
 
 
 class LibvirtDriver(Driver):
@@ -129,11 +121,7 @@ class LibvirtDriver(Driver):
             "mpi": self._place.bridge, "native": self._native, "live": self._live.transport, "shares": bounded,
             "waits": waits, "traffic": self._platform.taps,
         }  # fmt: skip
-        lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
-        if "mpi" in lacks:
-            lacks["waits"] = lacks["traffic"] = lacks["mpi"]
-        elif self._platform.taps and (why := why_unseen()):
-            lacks["traffic"] = why
+        lacks = lacks_of(there)
         migration = [f"migration:{self._live.transport}"] if self._live.transport else []
         found = [name for name, there in (("fences", self._watching.able), ("waits", waits)) if there]
         return DriverFacts(
@@ -379,7 +367,7 @@ class LibvirtDriver(Driver):
         check_rank(member.spec)
         ranks, vcpus = ranks_at(addresses, member.spec.program.ranks), member.vcpus
         if not isinstance(vcpus, VcpuGroups):
-            raise DriverError(f"guest {guest}: {_WITHOUT['traffic']}")
+            raise DriverError(f"guest {guest}: {WITHOUT['traffic']}")
         tap = tap_of(await member.on_domain(lambda domain: domain.XMLDesc()))
         await asyncio.to_thread(self._traffic.add, guest, vcpus, tap, ranks, lambda: member.state is State.RUNNING)
 
@@ -390,7 +378,7 @@ class LibvirtDriver(Driver):
     async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
         """See `Natives.native`; by the binaries of the guest image."""
         if self._native is None:
-            raise DriverError(_WITHOUT["native"])
+            raise DriverError(WITHOUT["native"])
         if program.name not in PROGRAMS:
             raise DriverError(f"{unknown(program.name, tuple(PROGRAMS))}; the guest image holds no others")
         return await self._native.run(program, seconds, cap_cores)
