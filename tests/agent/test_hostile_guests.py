@@ -26,6 +26,7 @@ from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
 
 from node_agent.drivers.virt.guest import State, VirtualGuest
+from node_agent.drivers.virt.output import GuestOutput
 from node_agent.drivers.virt.platform import Timeouts
 
 SPEC = GuestSpec(
@@ -263,8 +264,9 @@ def test_shared_memory_that_a_program_reports_is_bounded(tmp_path: Path) -> None
 def test_only_the_end_of_a_console_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         guest = virtual([])
-        guest._console = tmp_path / "console"
-        with guest._console.open("wb") as file:
+        console = tmp_path / "console"
+        guest._output = GuestOutput(console)
+        with console.open("wb") as file:
             file.truncate(1 << 40)  # a sparse file: reading it whole would exhaust the memory
             file.seek(0, 2)
             file.write(b"\n" * (1 << 14) + b"Kernel panic\n")

@@ -17,18 +17,18 @@ from node_agent.drivers.caps.guest_share import GuestShare
 from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading
 from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
-from node_agent.drivers.virt.console import tail_of
 from node_agent.drivers.virt.domain_states import resume, suspend
 from node_agent.drivers.virt.domain_weights import DomainWeights
 from node_agent.drivers.virt.exits import Exits
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.drivers.virt.output import GuestOutput
 from node_agent.drivers.virt.platform import Platform, Vcpus
 from node_agent.drivers.virt.rank import GuestRank
 from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
 from node_agent.drivers.virt.told import Told
 from node_agent.guests.task_fields import task_fields
-from node_agent.guests.wire import Frame, WireError, is_frame
+from node_agent.guests.wire import Frame, WireError
 from testbed.bus.messages import GuestSpec
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import FailureCode
@@ -36,9 +36,6 @@ from testbed.errors import FailureCode
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_TAIL_LINES = 5
-_TAIL_BYTES = 16_384  # frames may be among the lines
-_LISTENED_CHARS = 65_536  # of all lines passed to the starter of a process
 _LOOK_WITHIN_S = 2.0
 _ABORT_EVERY_S = 0.2
 _ABORT_CALL_S = 10.0
@@ -86,14 +83,11 @@ class VirtualGuest:
         self._forget = forget
         self._note_end = note_end
         self._loop = asyncio.get_running_loop()
-        self._console = hypervisor.file(platform.console_path(self.name))
+        self._output = GuestOutput(hypervisor.file(platform.console_path(self.name)))
         self._channel = GuestChannel(self.name, self._hear)
         self.rank = GuestRank(spec, self._order, tell, self.fail)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._listen: Callable[[str], None] = lambda _line: None
-        self._listened_chars = 0
         self._exits = Exits()
-        self._said: list[str] = []
         self._progress_due = True  # after an attach or a release of the program, the first progress is reported
         self._told = Told(spec.program.ranks)
         self._recovery = Recovery(self._loop.time(), platform.timeouts)
@@ -156,7 +150,7 @@ class VirtualGuest:
 
     async def run(self, argv: Sequence[str], listen: Callable[[str], None] | None = None) -> int:
         """Start a process in the guest; `listen` gets its first lines. Returns its process id in the guest."""
-        self._listen = listen or self._listen
+        self._output.listen = listen or self._output.listen
         self._exits.starts()
         pid = (await self._order("run", [("arg", word) for word in argv])).count("pid")
         self._exits.started(pid)
@@ -315,8 +309,7 @@ class VirtualGuest:
         """The guest is not here any more; remove its files."""
         self.state = State.ENDED
         self.detach()
-        with contextlib.suppress(OSError):  # a folder that only the hypervisor may write to
-            self._console.unlink()
+        self._output.remove_console()
 
     # --- its frames
 
@@ -342,11 +335,7 @@ class VirtualGuest:
                 if not self._ready.done():
                     self._ready.set_result(None)
             case "out":
-                text = frame.text("text")
-                self._said = [*self._said[-_TAIL_LINES:], text]
-                self._listened_chars += len(text)
-                if self._listened_chars <= _LISTENED_CHARS:
-                    self._listen(text)
+                self._output.take(frame.text("text"))
             case "exit":
                 self._exited(frame.count("pid"), frame.count("status"))
             case "done":
@@ -434,17 +423,11 @@ class VirtualGuest:
                 await self.on_domain(lambda found: found.destroy())
             if await self._hypervisor.find(self.name, self._timeouts.call_s) is not None:
                 raise DriverError(f"guest {self.name} is still there after it was destroyed")
-        with contextlib.suppress(OSError):  # a folder that only the hypervisor may write to
-            self._console.unlink()
+        self._output.remove_console()
 
     def words(self) -> str:
         """Return the last lines of the guest's processes and of its console, for a message."""
-        console = self._channel.overheard
-        with contextlib.suppress(OSError):
-            data = tail_of(self._console, _TAIL_BYTES)
-            console = data.decode(errors="replace").replace("\r", "").strip().splitlines()
-        lines = [*self._said[-_TAIL_LINES:], *[line for line in console if not is_frame(line)][-_TAIL_LINES:]]
-        return f"; it printed: {' | '.join(lines)}" if lines else ""
+        return self._output.words(self._channel.overheard)
 
     # --- its usage
 
