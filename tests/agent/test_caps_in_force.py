@@ -16,7 +16,7 @@ from node_agent.drivers.caps.duty import DutyCaps
 from node_agent.drivers.containers import caps as container_caps
 from node_agent.drivers.containers.caps import ContainerCaps
 from node_agent.drivers.procs.guest import ProcessGuest
-from node_agent.drivers.procs.guest import State as ProcessState
+from node_agent.drivers.procs.guest_record import State as ProcessState
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.drivers.virt.guest import State as VirtualState
@@ -83,7 +83,7 @@ def process_guest(tmp_path: Path, kernel: Kernel, told: list[DriverEvent], cap_c
         SPEC, cap_cores, None, tmp_path / "1.sock", tmp_path / "g.log", kernel, ProcessRecords(tmp_path / "records"),
         told.append, lambda _guest: None,
     )  # fmt: skip
-    guest.state = ProcessState.RUNNING
+    guest._status.state = ProcessState.RUNNING
     return guest
 
 
@@ -115,7 +115,7 @@ def test_a_held_process_is_uncapped_and_says_so(tmp_path: Path) -> None:
         kernel, told = Kernel(), []
         guest = process_guest(tmp_path, kernel, told)
         await guest.set_cap(0.5)
-        guest.state = ProcessState.HELD
+        guest._status.state = ProcessState.HELD
         kernel.found = None  # lifted by the hold
         assert await guest.set_cap(0.25) == WORKERS
         sample = guest.sample()
@@ -145,7 +145,7 @@ def test_a_repair_never_caps_a_process_that_is_held_meanwhile(tmp_path: Path) ->
         guest = process_guest(tmp_path, kernel, told)
         kernel.found = 1.5
         guest.sample()  # the repair has not begun
-        guest.state = ProcessState.HELD
+        guest._status.state = ProcessState.HELD
         await settle()
         assert (kernel.sets, told) == ([], [])
 

@@ -168,8 +168,8 @@ def test_a_program_that_says_an_absurd_number_has_failed(name: str, value: str, 
         said = ",".join(f'"{key}":{value if key == name else number}' for key, number in fields.items())
         for message in Decoder().feed(f'{{"kind":"progress",{said}}}\n'.encode()):
             guest._heard(message)
-        assert guest._trouble.startswith(f"protocol violation: progress: {name} = ")
-        assert len(guest._trouble) < 300
+        assert guest._status.trouble.startswith(f"protocol violation: progress: {name} = ")
+        assert len(guest._status.trouble) < 300
         assert guest.told is None
 
     asyncio.run(main())
@@ -250,12 +250,12 @@ def test_shared_memory_that_a_program_reports_is_bounded(tmp_path: Path) -> None
     async def main() -> None:
         guest = process([], tmp_path)
         shared: list[int] = []
-        guest._records = SimpleNamespace(share=lambda paths: shared.append(len(paths)))
+        guest._processes._records = SimpleNamespace(share=lambda paths: shared.append(len(paths)))
         for number in range(200):
             names = [f"/dev/shm/mpich_{number}_{index}" for index in range(500)]  # noqa: S108  # never opened
             for message in Decoder().feed(json.dumps({"kind": "joined", "segments": names}).encode() + b"\n"):
                 guest._heard(message)
-        assert len(guest._segments) <= 1000
+        assert len(guest._processes.segments) <= 1000
         assert len(shared) <= 2
 
     asyncio.run(main())

@@ -38,7 +38,7 @@ async def main():
     await node.open()
     await node.driver.start(suite.spec("a"), 0.02)
     await suite.start_job([(node, spec) for spec in suite.job(2)])
-    pids = [child.pid for guest in node.driver._guests.values() for child in guest._children]
+    pids = [child.pid for guest in node.driver._guests.values() for child in guest._processes.children]
     pids += [guest._link.pid for guest in node.driver._guests.values()]
     print(json.dumps(sorted(set(pids))), flush=True)
     await asyncio.Event().wait()
@@ -103,7 +103,7 @@ class TestEnds:
             await node.driver.hold("a")
             image = node.budget.image_dir / "a.img"
             save = asyncio.ensure_future(node.driver.save("a", None, image))
-            await until(lambda: node.driver._guests["a"]._report, "the report of the save")
+            await until(lambda: node.driver._guests["a"]._orders.report, "the report of the save")
             save.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await save

@@ -43,7 +43,7 @@ class TestParked:
                 with pytest.raises(DriverError, match="no room"):
                     await guest.save_whole(write)
                 assert node.state("a") == "held"
-            assert await node.driver.hold("a") == guest._held_at
+            assert await node.driver.hold("a") == guest._orders.held_at
             await node.driver.release("a")
             assert await self.suite.finish((node, spec)) == [straight]
             assert node.driver_events == []
@@ -69,8 +69,8 @@ class TestParked:
             guest = await self.held(node)
 
             async def write() -> SaveReport:
-                guest._children[0].kill()
-                await guest._children[0].exited
+                guest._processes.children[0].kill()
+                await guest._processes.children[0].exited
                 raise DriverError("it is gone")
 
             with pytest.raises(DriverError, match="it is gone"):
