@@ -69,10 +69,12 @@ class FakeKernel(CgroupV2Caps):
     """Version 2 over plain files: makes the files that the kernel makes in a new group, and removes them with it."""
 
     members = "cgroup.procs"  # the kernel derives `cgroup.threads` from this file
+    quotas = 0  # how often one was written
 
     def write_quota(self, folder: Path, quota_us: int | None) -> None:
         if not folder.exists():
             raise FileNotFoundError(folder)
+        self.quotas += 1
         super().write_quota(folder, quota_us)
 
     def _drop(self, folder: Path) -> None:
@@ -110,8 +112,15 @@ def test_version_2_makes_threaded_groups_and_caps_them(tmp_path):
         assert (group / "cpu.max").read_text(encoding="ascii") == "max 100000"
         assert await caps.set("a", 0.001) == 1000 / PERIOD_US  # the kernel's minimum
         assert await caps.set("a", None) is None
+        whole = own / "dfrs-n0" / "cpu.max"
         await caps.bound(0.35)
-        assert (own / "dfrs-n0" / "cpu.max").read_text(encoding="ascii") == "35000 100000"
+        assert whole.read_text(encoding="ascii") == "35000 100000"
+        written = caps.quotas
+        await caps.bound(0.35)
+        assert caps.quotas == written, "a quota that is in force is not written again"
+        whole.write_text("70000 100000", encoding="ascii")  # another program has changed it
+        await caps.bound(0.35)
+        assert whole.read_text(encoding="ascii") == "35000 100000"
         for part_frac, weight in ((0.3, "3000"), (1.0, "10000"), (0.0, "1")):
             assert await caps.weigh("a", part_frac) == caps.weight("a") == int(weight) / 10_000
             assert (group / "cpu.weight").read_text(encoding="ascii") == weight

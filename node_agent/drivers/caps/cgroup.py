@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from node_agent.drivers.caps.protocol import PERIOD_S
+from testbed.host.kernel_files import read_kernel_file
 
 PERIOD_US = round(PERIOD_S * 1e6)
 LEAST_QUOTA_US = 1000  # the kernel's own bound
@@ -74,8 +75,12 @@ class CgroupCaps(ABC):
         await asyncio.to_thread(self._close)
 
     async def bound(self, cores: float) -> None:
-        """See `Weights.bound`: the quota of the agent's own group."""
-        found = await asyncio.to_thread(self._write_and_read, self._folder, round(cores * PERIOD_US))
+        """See `Weights.bound`: the quota of the agent's own group, which is written only if it is not in force."""
+        quota_us = round(cores * PERIOD_US)
+        with contextlib.suppress(FileNotFoundError):  # without the controller, writing fails and says so
+            if read_cap(self._folder) == quota_us / PERIOD_US:
+                return
+        found = await asyncio.to_thread(self._write_and_read, self._folder, quota_us)
         if found is None or abs(found - cores) > 1 / PERIOD_US:
             raise OSError(f"{self._folder}: a quota of {cores:g} cores was read back as {found}")
 
@@ -225,16 +230,16 @@ def read_cap(folder: Path) -> float | None:
     Another process may have changed the period, too.
     """
     try:
-        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        quota, period = read_kernel_file(f"{folder}/cpu.max").split()
     except FileNotFoundError:
-        quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
-        period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
+        quota = read_kernel_file(f"{folder}/cpu.cfs_quota_us")
+        period = read_kernel_file(f"{folder}/cpu.cfs_period_us")
     return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
 
 
 def read_throttled_s(folder: Path) -> float:
     """Return the total throttled time of a group of either version, in seconds; raises `OSError`."""
-    counts = dict(line.split() for line in (folder / "cpu.stat").read_text(encoding="ascii").splitlines())
+    counts = dict(line.split() for line in read_kernel_file(f"{folder}/cpu.stat").splitlines())
     if "throttled_usec" in counts:
         return int(counts["throttled_usec"]) / 1e6
     return int(counts.get("throttled_time", "0")) / 1e9
@@ -243,6 +248,6 @@ def read_throttled_s(folder: Path) -> float:
 def read_weight(folder: Path) -> float:
     """Return the weight of a group of either version as a part of the greatest one; raises `OSError`."""
     try:
-        return int((folder / "cpu.weight").read_text(encoding="ascii")) / MOST_WEIGHT
+        return int(read_kernel_file(f"{folder}/cpu.weight")) / MOST_WEIGHT
     except FileNotFoundError:
-        return int((folder / "cpu.shares").read_text(encoding="ascii")) / MOST_SHARES
+        return int(read_kernel_file(f"{folder}/cpu.shares")) / MOST_SHARES

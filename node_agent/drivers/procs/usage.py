@@ -1,4 +1,4 @@
-"""Resource usage of processes, read from the kernel in 50 µs per process."""
+"""Resource usage of processes, read from the kernel."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import resource
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from node_agent.drivers.caps.duty import process_clock
+from testbed.host.kernel_files import read_kernel_file
 
 _MIB = 1 << 20
 _PAGE = resource.getpagesize()
@@ -30,10 +30,8 @@ def read_usage(pids: Iterable[int]) -> Usage | None:
     try:
         for pid in pids:
             cpu_s += time.clock_gettime(process_clock(pid))
-            pages += int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-            counters = dict(
-                line.split(": ") for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
-            )
+            pages += int(read_kernel_file(f"/proc/{pid}/statm").split()[1])
+            counters = dict(line.split(": ") for line in read_kernel_file(f"/proc/{pid}/io").splitlines())
             read += int(counters["read_bytes"])
             written += int(counters["write_bytes"])
     except (OSError, IndexError, KeyError):
