@@ -5,8 +5,9 @@
 
 Two jobs of eight tasks run on two nodes, so each node has eight guests, four of each job. The agents themselves report
 their CPU time and their messages about shares, while all guests work. `none` is the same run without exchange: the
-difference to it is the cost of the exchange. Goal: at most 1.5 % of a core in total. The modes come in random order
-within each repeat. The file gets one line per run; runs that are in it are skipped.
+difference to it is the cost of the exchange. Goal: at most 1.5 % of a core in total. The same work takes more CPU time
+on a slower core: each row has the speed of the cores that the agents measured meanwhile. The modes come in random order
+within each repeat. The file gets a line per agent and run; runs that are in it are skipped.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def agents(run: Path, begin_ns: int, end_ns: int) -> dict[str, dict[str, object]
             "cpu_percent": 100 * (after["agent_cpu_s"] - before["agent_cpu_s"]) / for_s,
             "sent_per_s": (after.get("exchange_sent", 0.0) - before.get("exchange_sent", 0.0)) / for_s,
             "received_per_s": (after.get("exchange_received", 0.0) - before.get("exchange_received", 0.0)) / for_s,
+            "core_units_per_s": median(fields["core_units_per_s"] for _, fields in seen),
             "load_1_min": os.getloadavg()[0],
         }
     return found
@@ -103,10 +105,12 @@ def table(rows: Sequence[dict[str, object]]) -> str:
             continue
         cpu = [float(str(row["cpu_percent"])) for row in found]
         sent, received = (median(float(str(row[f"{way}_per_s"])) for row in found) for way in ("sent", "received"))
-        cells = (f"{median(cpu):.2f}", interval_text(cpu, ".2f"), f"{sent:.2f}", f"{received:.2f}")
+        speed = f"{median(float(str(row['core_units_per_s'])) for row in found):,.0f}"
+        cells = (f"{median(cpu):.2f}", interval_text(cpu, ".2f"), f"{sent:.2f}", f"{received:.2f}", speed)
         lines.append((mode, str(len(found)), *cells))
     cpu_of = "CPU of an agent, % of a core"
-    return markdown(("mode", "n", cpu_of, "95 % interval", "messages sent per s", "received per s"), lines)
+    head = ("mode", "n", cpu_of, "95 % interval", "messages sent per s", "received per s", "core speed, units/s")
+    return markdown(head, lines)
 
 
 def main() -> None:
