@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from testbed.host.whole_files import write_whole
 from testbed.shares.account import Account
 from testbed.shares.formulas import cores_of, shares_of
 from testbed.shares.in_force import in_force
-from testbed.shares.messages import ExchangeMessage, Receipt, SealError, seal, unseal
+from testbed.shares.messages import ExchangeMessage, Receipt, SealError, Shortage, seal, unseal
 from testbed.shares.node import BANK, NodeExchange, Use
 from testbed.shares.state import AccountState
 from testbed.shares.waits import upstream_ranks
@@ -58,7 +59,7 @@ class _Job:
         self.secret = bytes.fromhex(kept.order.secret)
         self.node = self._open()
         self.next_s = now_s + kept.order.period_s
-        self.grant_s = now_s + kept.order.grant_s  # of the bank: when it is to grant next
+        self.grant_s = math.inf  # of the bank: when it is to grant next, known from the first report on
         self.read: dict[str, tuple[float, GuestSample]] = {}  # time and content of the last sample, by guest
         self.guessed: set[str] = set()  # guests whose waits are guessed
 
@@ -70,6 +71,12 @@ class _Job:
     def _open(self) -> NodeExchange:
         kept = self.kept
         return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total, capped=kept.order.capped)
+
+    def hear(self, message: ExchangeMessage, free: int, now_s: float) -> list[ExchangeMessage]:
+        """Handle a message; the first report to the bank, which ends a guest's first period, begins its own periods."""
+        if isinstance(message, Shortage) and math.isinf(self.grant_s):
+            self.grant_s = now_s + max(self.kept.order.grant_s - self.kept.order.period_s, 0.0)
+        return self.node.hear(message, free)
 
     @property
     def grants_by_s(self) -> float:
@@ -90,10 +97,16 @@ class _Job:
         return self.node.grant()
 
     def notice(self, samples: Iterable[GuestSample], now_s: float) -> None:
-        """Let guests take part from their first work unit on: before its job begins, a guest has no shares to spare."""
+        """Let guests take part from their first work unit on: before its job begins, a guest has no shares to spare.
+
+        The first period begins with the first of them. So guests on different nodes exchange at about the same time.
+        """
         for sample in samples:
-            if sample.guest in self.kept.accounts and sample.units_done:
-                self.read.setdefault(sample.guest, (now_s, sample))
+            if sample.guest not in self.kept.accounts or not sample.units_done or sample.guest in self.read:
+                continue
+            if not self.read:
+                self.next_s = now_s + self.kept.order.period_s
+            self.read[sample.guest] = (now_s, sample)
 
     def uses(self, samples: Sequence[GuestSample], now_s: float) -> dict[str, Use]:
         """Return what each guest used per second since the last call, in shares.
@@ -341,7 +354,7 @@ class ShareExchange:
                 message = unseal(job.secret, payload)
             except SealError:
                 continue  # perhaps of another job
-            await self._carry(bus, job, job.node.hear(message, self._free))
+            await self._carry(bus, job, job.hear(message, self._free, self._now_s()))
             return
 
     @property
@@ -358,7 +371,7 @@ class ShareExchange:
             node = job.kept.order.bank if owner == BANK else job.kept.order.nodes.get(owner, "")
             self._book(job)
             if node == self._node:
-                out += job.node.hear(message, self._free)
+                out += job.hear(message, self._free, self._now_s())
             elif node:
                 away.append((node, message))
         self._book(job)

@@ -91,6 +91,11 @@ class Node:
             program=ProgramSpec("patterns", 10, 1, 1), share_cores=BOOKED,
         )  # fmt: skip
 
+    async def begin_work(self) -> None:
+        """Let the guest report its first work unit, as the agent's telemetry sees it."""
+        self.units = 1
+        self.exchange.notice(await self.samples())
+
     def kept(self) -> Kept:
         return msgspec.json.decode((self.folder / FOLDER / "g0.json").read_bytes(), type=Kept)
 
@@ -284,22 +289,71 @@ def test_a_period_is_never_shorter_than_it_should_be(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("begins", "first"), [(0.2, 1), (0.4, 1), (0.6, 2), (0.9, 2)])
-def test_the_first_period_of_a_guest_begins_with_its_work(tmp_path: Path, begins: float, first: int) -> None:
-    """A sample ends with a period of the job, but lasts for at least half of one: a shorter one would be inaccurate."""
+@pytest.mark.parametrize("begins_s", [0.2, 0.6, 2.9])
+def test_the_first_period_of_a_job_begins_with_its_work(tmp_path: Path, begins_s: float) -> None:
+    """A period that began earlier would end too early to measure the use, or when the next one does."""
 
     async def scenario() -> None:
-        order = msgspec.structs.replace(ORDER, period_s=1.0)
-        (node,) = lab(tmp_path, order, 0.1)
+        (node,) = lab(tmp_path, msgspec.structs.replace(ORDER, period_s=1.0), 0.1)
         node.units = 0
         async with serving(Network(), node):
-            await asyncio.sleep(begins)
-            node.units = 1
-            node.exchange.notice(await node.samples())
-            await asyncio.sleep(first - 0.01 - begins)
+            await asyncio.sleep(begins_s)
+            await node.begin_work()
+            await asyncio.sleep(0.99)
             assert node.kept().accounts["g0"].shares == shares_of(BOOKED)
             await asyncio.sleep(0.02)
             assert node.kept().accounts["g0"].shares == pytest.approx(shares_of(0.1), abs=1)
+
+    run_in_virtual_time(scenario())
+
+
+@pytest.mark.parametrize(("later_s", "ends_s"), [(0.2, 1), (0.4, 1), (0.6, 2), (0.9, 2)])
+def test_a_later_guest_of_the_node_is_measured_for_at_least_half_a_period(
+    tmp_path: Path, later_s: float, ends_s: float
+) -> None:
+    """Its sample ends with a period of the job; a shorter one would be inaccurate."""
+
+    async def scenario() -> None:
+        order = msgspec.structs.replace(ORDER, period_s=1.0, nodes={"g0": "n0", "g1": "n0"})
+        first, second = (Node(number, tmp_path, 0.1) for number in (0, 1))
+        second.exchange, second.units = first.exchange, 0
+        for node in (first, second):
+            first.exchange.begin(node.spec(), order)
+        alone = first.samples
+
+        async def both() -> Sequence[GuestSample]:
+            return [*await alone(), *await second.samples()]
+
+        first.exchange._samples = both  # an agent has one sampler for all guests
+        async with serving(Network(), first):
+            await first.begin_work()
+            await asyncio.sleep(later_s)
+            await second.begin_work()
+            await asyncio.sleep(ends_s - 0.01 - later_s)
+            assert first.kept().accounts["g1"].shares == shares_of(BOOKED)
+            await asyncio.sleep(0.02)
+            assert first.kept().accounts["g1"].shares == pytest.approx(shares_of(0.1), abs=1)
+
+    run_in_virtual_time(scenario())
+
+
+def test_the_bank_grants_a_period_after_the_last_guest_has_begun_to_work(tmp_path: Path) -> None:
+    """Guests start seconds after their accounts are opened. A grant in between would leave out the last ones."""
+
+    async def scenario() -> None:
+        nodes = lab(tmp_path, msgspec.structs.replace(ORDER, period_s=1.0, grant_s=1.0), 0.9, 0.1, 0.2)
+        for node in nodes:
+            node.units = 0
+        async with serving(Network(), *nodes):
+            await asyncio.sleep(2.7)
+            for node in reversed(nodes):
+                await node.begin_work()
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(0.79)  # a period after the last one began, less 0.01
+            assert nodes[0].set.get("g0", BOOKED) == pytest.approx(BOOKED)
+            await asyncio.sleep(0.02)
+            assert nodes[0].set["g0"] == pytest.approx(0.3 + 0.2 + 0.1, abs=0.01)
+        assert total(nodes) == 3 * shares_of(BOOKED)
 
     run_in_virtual_time(scenario())
 
