@@ -42,21 +42,27 @@ def is_of_the_kernel(file: object, *_arguments: object, **_options: object) -> b
 @asynccontextmanager
 async def one_loop_lab(chosen: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
     """A lab whose agents live in this process: real broker, real guests, one loop."""
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:  # an agent that fails ends the run
         address = (await stack.enter_async_context(broker("embedded"))).address
         bus = await stack.enter_async_context(MqttBus(address, client_id))
-        agents = []
+        agents, ordered = [], asyncio.Event()
+
+        async def run(agent: Agent) -> None:
+            await agent.run()
+            assert ordered.is_set(), "an agent has ended by itself: the log says why"
+
         for node in chosen.nodes:
             place = run_path / node.name
             config = AgentConfig(chosen.lab, node.name, node.cpus, node.memory_mib, place, place / "images")
             agents.append(Agent(config, ProcessDriver(), partial(MqttBus, address, f"agent-{node.name}")))
-        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+        for agent in agents:
+            group.create_task(run(agent))
         try:
             yield bus
         finally:
+            ordered.set()
             for agent in agents:
                 agent.stop()
-            await asyncio.gather(*tasks)
 
 
 @pytest.mark.slow
@@ -72,6 +78,7 @@ def test_no_call_of_a_live_run_blocks_the_loop(tmp_path: Path) -> None:
 
     # fork and exec answer over a pipe within a millisecond; asyncio's own processes do the same
     watch.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
+    watch.functions["os.read"].can_block_in("testbed/host/kernel_files.py", "read_kernel_file")
 
     class WatchedRun(Watcher):
         """Watch from the first job on, because agents may read files when they start."""

@@ -287,11 +287,11 @@ def test_jobs_of_several_tasks_take_longer_where_that_was_measured():
     more = replace(free, parallel=ParallelExtra(start_s=5.0, save_s=3.0, resume_s=7.0, migration_s=9.0))
     serial, pair = Job(1, 0.0, 1, 1.0, 0.2, 100.0), Job(2, 0.0, 2, 1.0, 0.2, 100.0)
     for policy in ("FCFS", "EASY", "Greedy */OPT=MIN"):
-        assert simulate([serial], 2, parse(policy), more).end_s.tolist() == [100.0]
-        assert simulate([pair], 2, parse(policy), more).end_s.tolist() == [105.0]
+        assert simulate([serial], 2, parse(policy), more, compiling=NEVER).end_s.tolist() == [100.0]
+        assert simulate([pair], 2, parse(policy), more, compiling=NEVER).end_s.tolist() == [105.0]
     # job 3 does not fit beside job 2, whose save takes 3 s; job 2 resumes at the end of job 3
     jobs = [replace(pair, mem_req_frac=0.6), Job(3, 50.0, 1, 1.0, 0.6, 10.0)]
-    run = simulate(jobs, 2, parse("GreedyP */OPT=MIN"), more, debug=True)
+    run = simulate(jobs, 2, parse("GreedyP */OPT=MIN"), more, debug=True, compiling=NEVER)
     assert run.preemptions.tolist() == [1, 0]
     assert run.end_s.tolist() == [105.0 + 3.0 + 10.0 + 7.0, 50.0 + 3.0 + 10.0]
     assert more.scaled(2.0).parallel == ParallelExtra(10.0, 6.0, 14.0, 18.0)
