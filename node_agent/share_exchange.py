@@ -73,7 +73,7 @@ class _Job:
         return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total, capped=kept.order.capped)
 
     def hear(self, message: ExchangeMessage, free: int, now_s: float) -> list[ExchangeMessage]:
-        """Handle a message; the first report to the bank, which ends a guest's first period, begins its own periods."""
+        """Handle a message; with the first report of a guest, after its first period, the periods of the bank begin."""
         if isinstance(message, Shortage) and math.isinf(self.grant_s):
             self.grant_s = now_s + max(self.kept.order.grant_s - self.kept.order.period_s, 0.0)
         return self.node.hear(message, free)

@@ -291,13 +291,13 @@ def test_a_period_is_never_shorter_than_it_should_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begins_s", [0.2, 0.6, 2.9])
 def test_the_first_period_of_a_job_begins_with_its_work(tmp_path: Path, begins_s: float) -> None:
-    """A period that began earlier would end too early to measure the use, or when the next one does."""
+    """A period that began with the account could end before there is a use to measure."""
 
     async def scenario() -> None:
         (node,) = lab(tmp_path, msgspec.structs.replace(ORDER, period_s=1.0), 0.1)
         node.units = 0
         async with serving(Network(), node):
-            await asyncio.sleep(begins_s)
+            await asyncio.sleep(begins_s)  # virtual time, as below
             await node.begin_work()
             await asyncio.sleep(0.99)
             assert node.kept().accounts["g0"].shares == shares_of(BOOKED)
@@ -316,18 +316,18 @@ def test_a_later_guest_of_the_node_is_measured_for_at_least_half_a_period(
     async def scenario() -> None:
         order = msgspec.structs.replace(ORDER, period_s=1.0, nodes={"g0": "n0", "g1": "n0"})
         first, second = (Node(number, tmp_path, 0.1) for number in (0, 1))
-        second.exchange, second.units = first.exchange, 0
-        for node in (first, second):
-            first.exchange.begin(node.spec(), order)
-        alone = first.samples
+        second.units, alone = 0, first.samples
 
         async def both() -> Sequence[GuestSample]:
             return [*await alone(), *await second.samples()]
 
-        first.exchange._samples = both  # an agent has one sampler for all guests
+        first.samples = both  # type: ignore[method-assign]
+        first.exchange = second.exchange = first.agent()
+        for node in (first, second):
+            first.exchange.begin(node.spec(), order)
         async with serving(Network(), first):
             await first.begin_work()
-            await asyncio.sleep(later_s)
+            await asyncio.sleep(later_s)  # virtual time, as below
             await second.begin_work()
             await asyncio.sleep(ends_s - 0.01 - later_s)
             assert first.kept().accounts["g1"].shares == shares_of(BOOKED)
@@ -345,7 +345,7 @@ def test_the_bank_grants_a_period_after_the_last_guest_has_begun_to_work(tmp_pat
         for node in nodes:
             node.units = 0
         async with serving(Network(), *nodes):
-            await asyncio.sleep(2.7)
+            await asyncio.sleep(2.7)  # virtual time, as below
             for node in reversed(nodes):
                 await node.begin_work()
                 await asyncio.sleep(0.2)

@@ -55,8 +55,7 @@ async def one_loop_lab(chosen: Scenario, run_path: Path, client_id: str) -> Asyn
             place = run_path / node.name
             config = AgentConfig(chosen.lab, node.name, node.cpus, node.memory_mib, place, place / "images")
             agents.append(Agent(config, ProcessDriver(), partial(MqttBus, address, f"agent-{node.name}")))
-        for agent in agents:
-            group.create_task(run(agent))
+            group.create_task(run(agents[-1]))
         try:
             yield bus
         finally:

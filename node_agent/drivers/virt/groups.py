@@ -21,6 +21,7 @@ from node_agent.drivers.caps.cgroup import (
 from node_agent.drivers.caps.mounts import mount_points
 from node_agent.drivers.protocol import DriverError
 from node_agent.drivers.virt.platform import DomainSample
+from testbed.host.kernel_files import read_kernel_file
 
 PIDS = Path("/run/libvirt/qemu")
 
@@ -77,7 +78,7 @@ class VcpuGroups:
 
     def cpu_s(self) -> float:
         """Return the CPU time of the virtual CPUs in seconds; raises `OSError` if the domain has gone."""
-        return sum(int(path.read_text(encoding="ascii").split()[0]) / 1e9 for path in self.times)
+        return sum(int(read_kernel_file(path).split()[0]) / 1e9 for path in self.times)
 
     def look(self) -> None:
         """See `Vcpus.look`: files are read on demand."""
@@ -119,5 +120,5 @@ def vcpu_groups(pid_file: Path) -> VcpuGroups:
 def resident_mib(pid: int) -> float:
     """Return a process's resident memory; 0 if it has gone."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * 4096 / (1 << 20)
+        return int(read_kernel_file(f"/proc/{pid}/statm").split()[1]) * 4096 / (1 << 20)
     return 0.0

@@ -16,6 +16,7 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.drivers.virt.domain import mac_of
 from node_agent.drivers.virt.groups import VcpuGroups
 from node_agent.drivers.virt.tap import Tap
+from testbed.host.kernel_files import read_kernel_file
 from testbed.shares.traffic import Slice, TrafficWaits
 
 LOOKS_PER_S = 40.0
@@ -44,7 +45,7 @@ class _Watched:
 
     def _used(self) -> list[tuple[int, int]]:
         """Return run time and run-queue time of each virtual CPU, in ns; raises `OSError` once it is gone."""
-        counts = (path.read_text(encoding="ascii").split() for path in self._times)
+        counts = (read_kernel_file(path).split() for path in self._times)
         return [(int(ran), int(wanted)) for ran, wanted, *_ in counts]
 
     def look(self) -> None:
