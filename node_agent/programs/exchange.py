@@ -7,11 +7,9 @@ partial sum on the way up, and the sum over all ranks on the way down; rank r ad
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from node_agent.programs.fabric import Fabric
+from node_agent.programs.fabric import Fabric, Idle
 from node_agent.programs.task import Task
 from node_agent.programs.words import MASK, Words, mix64, seed_of, stream
 from testbed.bus.topology import children, neighbours, parent, subtree
@@ -23,15 +21,12 @@ class CorruptMessageError(TestbedError):
 
 
 class Exchange:
-    """Messages of one rank. `digest` and `messages` (received) are part of a checkpoint.
+    """Messages of one rank. `digest` and `messages` (received) are part of a checkpoint."""
 
-    `meanwhile` is called while messages are awaited, and returns how long the next sleep may be, in seconds.
-    """
-
-    def __init__(self, task: Task, fabric: Fabric, meanwhile: Callable[[], float]) -> None:
+    def __init__(self, task: Task, fabric: Fabric, idle: Idle) -> None:
         self._task = task
         self._fabric = fabric
-        self._meanwhile = meanwhile
+        self._idle = idle
         self._near = neighbours(task.topology, task.rank, task.ranks)
         self._base = stream(seed_of(task.seed, 3), -(-task.message_bytes // 8))
         self._out = {rank: np.zeros_like(self._base) for rank in self._near}
@@ -50,23 +45,24 @@ class Exchange:
     def _swap(self, iteration: int) -> None:
         requests = [self._receive(rank, iteration) for rank in self._near]
         requests += [self._send(rank, iteration) for rank in self._near]
-        self._fabric.wait(requests, self._meanwhile)
+        self._fabric.wait(requests, self._idle)
         for rank in self._near:
             self._verify(rank, iteration)
 
     def _reduce(self, iteration: int) -> None:
         task = self._task
         below, above = children(task.rank, task.ranks), parent(task.rank)
-        self._fabric.wait([self._receive(child, iteration) for child in below], self._meanwhile)
+        self._fabric.wait([self._receive(child, iteration) for child in below], self._idle)
         total = self._sum((task.rank,), iteration)
         for child in below:
             self._verify(child, iteration, self._sum(subtree(child, task.ranks), iteration))
             total = (total + int(self._in[child][0])) & MASK
         if above is not None:
-            self._fabric.wait([self._send(above, iteration, total), self._receive(above, iteration)], self._meanwhile)
+            requests = [self._send(above, iteration, total), self._receive(above, iteration)]
+            self._fabric.wait(requests, self._idle, place=1)
             self._verify(above, iteration, self._sum(range(task.ranks), iteration))
             total = int(self._in[above][0])
-        self._fabric.wait([self._send(child, iteration, total) for child in below], self._meanwhile)
+        self._fabric.wait([self._send(child, iteration, total) for child in below], self._idle, place=2)
 
     def _sum(self, ranks: tuple[int, ...] | range, iteration: int) -> int:
         return sum(seed_of(self._task.seed, rank, iteration) for rank in ranks) & MASK

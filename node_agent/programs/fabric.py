@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import mpi4py
 
@@ -37,6 +35,16 @@ from node_agent.programs.words import Words  # noqa: E402  # after MPI, as above
 _TAGS = 32767  # the upper bound of tags that every MPI supports
 
 
+class Idle(Protocol):
+    """What a rank does between two polls for messages."""
+
+    def longest_s(self) -> float:
+        """Obey the orders that have come; return how long the next sleep may be, in seconds."""
+
+    def sleep(self, length_s: float) -> None:
+        """Sleep at most so long; an order ends the sleep."""
+
+
 class Fabric:
     """The ranks of a job; every call returns at once except `wait`."""
 
@@ -47,6 +55,7 @@ class Fabric:
                 f"rank {task.rank} of {task.ranks} was placed as rank {self._comm.rank} of {self._comm.size}"
             )
         self._end: Any = None
+        self._waited_s: dict[int, float] = {}  # in the last wait, by place of the iteration
 
     def send(self, words: Words, length: int, rank: int, iteration: int) -> Any:
         """Begin to send the first `length` bytes; return the request."""
@@ -56,11 +65,12 @@ class Fabric:
         """Begin to receive `length` bytes; return the request."""
         return self._comm.Irecv([words.view("u1")[:length], MPI.BYTE], rank, iteration % _TAGS)
 
-    def wait(self, requests: list[Any], meanwhile: Callable[[], float]) -> None:
-        """Return when all requests are complete; `meanwhile` is called between polls and returns the longest sleep."""
-        naps = Naps()
+    def wait(self, requests: list[Any], idle: Idle, place: int = 0) -> None:
+        """Return when all requests are complete; `place` numbers the waits of an iteration."""
+        naps = Naps(self._waited_s.get(place, 0.0))
         while not MPI.Request.Testall(requests):
-            time.sleep(naps.next_s(meanwhile()))  # MPI would wait busily and use up the CPU cap
+            idle.sleep(naps.next_s(idle.longest_s()))  # MPI would wait busily and use up the CPU cap
+        self._waited_s[place] = naps.waited_s()
 
     def progress(self) -> None:
         """Let MPI make progress with messages that were sent before."""

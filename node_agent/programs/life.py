@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import asdict
@@ -14,7 +15,6 @@ from node_agent.programs.catalogue import find_program
 from node_agent.programs.control import Control, SaveOrder
 from node_agent.programs.cpu_time import CpuTimeFiller
 from node_agent.programs.image import ImageError, ImageReader, write_image
-from node_agent.programs.naps import LONGEST_S
 from node_agent.programs.pace import Pace
 from node_agent.programs.segments import segments_of
 from node_agent.programs.task import LATER, Task, TaskError
@@ -50,7 +50,7 @@ class Life:
 
             control.say("joined", segments=sorted(map(str, segments_of(os.getpid()))))
             self._fabric = Fabric(task)
-            self._exchange = Exchange(task, self._fabric, self._while_waiting)
+            self._exchange = Exchange(task, self._fabric, self)
         self._work = program.work(task)
         self._filler = CpuTimeFiller(program.work(task), task.cpu_ns_per_unit) if task.cpu_ns_per_unit else None
         self._iteration = 0
@@ -122,13 +122,18 @@ class Life:
         else:
             self._filler.run(task.share(iteration), partial(self._work.run, task.counted(iteration)))
 
-    def _while_waiting(self) -> float:
+    def longest_s(self) -> float:
+        """Obey orders while messages are awaited; return how long the next sleep may be, in seconds."""
         control = self._control
         control.poll()
         stands = control.held and control.save is None
         self._pace.stand(stands)  # before the answer: the time after it does not count for an iteration
         control.answer_hold()
-        return _STANDING_S if stands else LONGEST_S
+        return _STANDING_S if stands else math.inf
+
+    def sleep(self, length_s: float) -> None:
+        """Wait for an order, at most so long."""
+        self._control.wait(length_s)
 
     def _all_ended(self) -> bool:
         return self._fabric is None or self._fabric.all_ended()
