@@ -61,6 +61,7 @@ trace = "jobs.csv"
 topologies = ["{topology}"]
 imbalance = "drift:{every}"
 iteration_s = {iteration_s}
+work = "cpu-time"
 [shares]
 period_s = 2
 grant_s = 2

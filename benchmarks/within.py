@@ -52,6 +52,7 @@ trace = "jobs.csv"
 topologies = ["linear"]
 imbalance = "1/i"
 iteration_s = 1
+work = "cpu-time"
 [shares]
 period_s = 2
 grant_s = 2
