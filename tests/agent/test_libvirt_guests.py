@@ -284,7 +284,7 @@ def test_a_migration_that_the_connection_breaks_off_is_told_by_where_the_guest_i
     broken_off(lab, tmp_path, b"qemu+tls://", play)
 
 
-@pytest.mark.parametrize(("ranks", "topology"), [(4, "all-to-all"), (3, "tree")])
+@pytest.mark.parametrize(("ranks", "topology"), [pytest.param(4, "all-to-all", marks=pytest.mark.long), (3, "tree")])
 def test_members_over_both_nodes_agree_on_every_message(lab: object, tmp_path: Path, ranks: int, topology: str):
     async def play(one: Node, two: Node) -> None:
         members = [((one, two)[rank % 2], spec) for rank, spec in enumerate(parallel(2000, ranks, topology))]
