@@ -7,11 +7,10 @@
 Four nodes of 0.35 cores, two on each CPU. Half of each is booked by a serial job that uses its whole share. A parallel
 job of four tasks in a line, where the i-th task has a part 1/i of the work of the first, books 0.1 to 0.5 of each node,
 and does the same work in all modes: a CPU time, or work units with `--guests`. Its response time begins when all its
-tasks have begun to work, because guests with fewer shares take longer to boot. With `--guests` tasks are virtual
-machines, in a lab that is made and removed. A run in which a serial job ended before the parallel one had no
-competition at the end. The table leaves such runs out, and counts them. Loads and modes come in random order within
-each repeat. The file gets one line per run; runs that are in it are skipped. `--runs` keeps the files of each run that
-`testbed compare` needs.
+tasks have begun to work. With `--guests` tasks are virtual machines, in a lab that is made and removed. A run in which
+a serial job ended before the parallel one had no competition at the end. The table leaves such runs out, and counts
+them. Loads and modes come in random order within each repeat. The file gets one line per run; runs that are in it are
+skipped. `--runs` keeps the files of each run that `testbed compare` needs.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ LOADS = (0.1, 0.2, 0.3, 0.4, 0.5)
 NODES, NODE_CORES = 4, 0.35
 WORK_S = 15.0  # work of the first task, in seconds alone on its node
 PARALLEL = 5  # the id of the parallel job
-BOOT_S = 20.0  # time that a virtual machine of such a task takes to boot, alone on its node
+BOOT_S = 60.0  # about the longest time that a virtual machine takes to boot beside another one
 SERIAL_FACTOR = 2.4  # run time of serial jobs, at half of a node, over the time that the parallel job takes beside them
 MODEL = SharingModel(("linear",), "1/i")
 KEPT = ("jobs.csv", "summary.json", "manifest.json", "events.jsonl")
@@ -93,7 +92,7 @@ def simulated_s(load: float, mode: str) -> float:
 
 def live(load: float, mode: str, lab: str | None, core_rate: float, keep: Path | None) -> dict[str, object]:
     """Run one case; return its measures. The files that `testbed compare` needs are copied to the folder `keep`."""
-    serial_s = SERIAL_FACTOR * simulated_s(load, "none") * (1.0 if lab is None else 1.0 + BOOT_S / WORK_S)
+    serial_s = SERIAL_FACTOR * simulated_s(load, "none") + (0.0 if lab is None else BOOT_S)
     with live_run(scenario(lab), jobs(load, serial_s), f"DPS/{mode}", core_rate) as run:
         if keep is not None:
             keep.mkdir(parents=True)

@@ -60,6 +60,24 @@ def test_a_share_is_set_when_the_guest_enters_and_the_node_is_bounded() -> None:
     asyncio.run(main())
 
 
+def test_a_guest_boots_with_the_part_of_the_whole_node() -> None:
+    async def main() -> None:
+        kernel, told = Kernel(), []
+        share = share_of(kernel, told)
+        await share.boot()
+        assert (kernel.found, kernel.bounds) == ({"g": 1.0}, [NODE_CORES])
+        assert share.in_force() is None  # not its share
+        share.look_after(share.in_force())
+        assert await share.set(0.7) == 0.7
+        assert kernel.found == {"g": 1.0}
+        await share.take()
+        assert kernel.found == {"g": 0.35}
+        await settle()
+        assert told == []
+
+    asyncio.run(main())
+
+
 def test_a_share_that_somebody_else_has_changed_is_told_once_and_set_again() -> None:
     async def main() -> None:
         kernel, told = Kernel(), []

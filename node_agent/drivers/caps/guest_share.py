@@ -28,19 +28,24 @@ class GuestShare:
         self._setting = asyncio.Lock()  # held while the share is being set: a read may return the old or the new one
         self._repairing: asyncio.Task[None] | None = None
 
+    async def boot(self) -> None:
+        """Give a guest the part of the whole node until `take`: booting is the machine's work, not the task's.
+
+        Raises `DriverError`.
+        """
+        await self._weigh(self._node_cores)
+
     async def take(self) -> None:
         """Set the share of a guest that has been created; raises `DriverError`."""
         self._taken = True
         await self.set(self.wanted_cores)
 
     async def set(self, share_cores: float) -> float:
-        """Set the share, or keep it for a guest that is not created yet; return it as read back or kept.
-
-        Raises `DriverError`.
-        """
+        """Set the share, or keep it until `take`; return it as read back or kept. Raises `DriverError`."""
         self.wanted_cores = share_cores
-        if not self._taken:
-            return share_cores
+        return await self._weigh(share_cores) if self._taken else share_cores
+
+    async def _weigh(self, share_cores: float) -> float:
         weights = self._weights
         if weights is None:
             raise DriverError(f"guest {self._guest} has a share: there are no weights here")
@@ -55,9 +60,11 @@ class GuestShare:
         return found
 
     def in_force(self) -> float | None:
-        """Return the share in force, None where that cannot be read."""
+        """Return the share in force, None before `take` and where it cannot be read."""
+        if self._weights is None or not self._taken:
+            return None
         try:
-            return None if self._weights is None else self._weights.weight(self._guest) * self._node_cores
+            return self._weights.weight(self._guest) * self._node_cores
         except (OSError, KeyError, ValueError, DriverError):  # not there yet, or it has ended just now
             return None
 

@@ -60,7 +60,8 @@ class VirtualGuest:
     When it ends by itself, `note_end` is called before its domain is destroyed, `forget` afterwards, and then the end
     is reported.
 
-    Its virtual CPUs are uncapped while it boots and fills its memory, as this is the machine's work, not the task's.
+    Its virtual CPUs are uncapped, or have the part of the whole node, while it boots and fills its memory, as this is
+    the machine's work, not the task's.
     """
 
     def __init__(
@@ -103,10 +104,13 @@ class VirtualGuest:
 
     async def appear(self) -> None:
         """Take over the running or paused domain."""
-        self.created = True
-        await self._cap.find()
+        await self._find()
         if self._share is not None:
             await self._share.take()
+
+    async def _find(self) -> None:
+        self.created = True
+        await self._cap.find()
 
     async def take_over(self, *, works: bool) -> None:
         """Take over the domain of an earlier agent, with the cap in force."""
@@ -129,7 +133,9 @@ class VirtualGuest:
 
     async def boot(self) -> None:
         """Attach to a domain that was just created and give it its task."""
-        await self.appear()
+        await self._find()
+        if self._share is not None:
+            await self._share.boot()
         await self.attach(self._timeouts.boot_s)
         await self._order("task", task_fields(self.spec))
         self.state = State.WAITING
@@ -145,6 +151,8 @@ class VirtualGuest:
             raise DriverError(f"guest {self.name}: {late}{self.words()}") from None
         self.state = State.RUNNING
         await self._cap.apply()
+        if self._share is not None:
+            await self._share.take()
         self._progress_due = True
         await self._order("go", [])
 
