@@ -46,6 +46,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         yield journal
 
 
+@pytest.mark.long
 def test_a_job_saved_for_20_s_goes_on_with_one_member_on_the_other_node(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         members = await pair_at_work(one, two)

@@ -28,7 +28,7 @@ def test_the_syntax_is_right(playbook: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ansible_lint_has_nothing_to_say() -> None:
     done = run("ansible-lint", "--offline", "--profile", "production", "-q", "site.yml", "rotate.yml", "roles")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -39,7 +39,7 @@ def moved(decision: dict[str, Any]) -> list[int]:
         ("/per/OPT=MIN/MOVES=1", None, 1),
         ("/per/OPT=MIN/KNOWS=cost", "constant:100000", 0),
         pytest.param("/per/OPT=MIN/KNOWS=cost", "constant:0", 6, marks=pytest.mark.long),
-        ("static/SGB", None, 6),
+        pytest.param("static/SGB", None, 6, marks=pytest.mark.long),
     ],
 )
 def test_a_live_run_keeps_the_limits_of_its_policy(

@@ -43,7 +43,7 @@ def dense_trace() -> list[Job]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_schedule_explains_the_very_results_of_the_simulation(policy: str, overheads) -> None:
     jobs = dense_trace()
-    plain = simulate(jobs, 4, parse(policy), overheads, debug=True)
+    plain = simulate(jobs, 4, parse(policy), overheads, debug=True, compiling=NEVER)
     twin = simulate_schedule(jobs, NAMES, parse(policy), overheads, node_memory_gb=8.0, time_scale=50.0)
     for name in FIELDS:
         np.testing.assert_array_equal(getattr(plain, name), getattr(twin.run, name), err_msg=name)
