@@ -100,6 +100,17 @@ class Node:
         return msgspec.json.decode((self.folder / FOLDER / "g0.json").read_bytes(), type=Kept)
 
 
+class NodeOfTwo(Node):
+    """A node whose agent also samples the guest of `other`."""
+
+    def __init__(self, number: int, folder: Path, uses_cores: float, other: Node) -> None:
+        super().__init__(number, folder, uses_cores)
+        self.other = other
+
+    async def samples(self) -> Sequence[GuestSample]:
+        return [*await super().samples(), *await self.other.samples()]
+
+
 @contextlib.asynccontextmanager
 async def serving(network: Any, *nodes: Node) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(node.exchange.run(network)) for node in nodes]
@@ -315,14 +326,9 @@ def test_a_later_guest_of_the_node_is_measured_for_at_least_half_a_period(
 
     async def scenario() -> None:
         order = msgspec.structs.replace(ORDER, period_s=1.0, nodes={"g0": "n0", "g1": "n0"})
-        first, second = (Node(number, tmp_path, 0.1) for number in (0, 1))
-        second.units, alone = 0, first.samples
-
-        async def both() -> Sequence[GuestSample]:
-            return [*await alone(), *await second.samples()]
-
-        first.samples = both  # type: ignore[method-assign]
-        first.exchange = second.exchange = first.agent()
+        second = Node(1, tmp_path, 0.1)
+        first = NodeOfTwo(0, tmp_path, 0.1, second)
+        second.units, second.exchange = 0, first.exchange
         for node in (first, second):
             first.exchange.begin(node.spec(), order)
         async with serving(Network(), first):
