@@ -20,6 +20,7 @@ from support.agent.libvirt_nodes import (
     Node,
     ends,
     finish,
+    join,
     migrate,
     node,
     on_both,
@@ -290,6 +291,25 @@ def test_members_over_both_nodes_agree_on_every_message(lab: object, tmp_path: P
     async def play(one: Node, two: Node) -> None:
         members = [((one, two)[rank % 2], spec) for rank, spec in enumerate(parallel(2000, ranks, topology))]
         await start_job(members)
+        assert await ends(members) == [twin(spec) for _, spec in members]
+
+    on_both(lab, tmp_path, play)
+
+
+def test_a_guest_boots_with_the_part_of_the_whole_node_and_works_with_its_share(lab: object, tmp_path: Path):
+    async def play(one: Node, two: Node) -> None:
+        members = [
+            (place, msgspec.structs.replace(spec, share_cores=0.3))
+            for place, spec in zip((one, two), parallel(2000, 2), strict=True)
+        ]
+        await asyncio.gather(*(place.driver.start(spec, 1.0) for place, spec in members))
+        for place, spec in members:
+            assert place.part_frac(spec.guest) == pytest.approx(1.0)
+            assert place.sample(spec.guest).share_cores is None
+        await join(members)
+        for place, spec in members:
+            await place.until(spec.guest, "progress")
+            assert place.part_frac(spec.guest) == pytest.approx(0.3, abs=1e-3)
         assert await ends(members) == [twin(spec) for _, spec in members]
 
     on_both(lab, tmp_path, play)

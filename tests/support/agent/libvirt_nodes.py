@@ -59,6 +59,10 @@ class Node:
     def pid(self, guest: str) -> int:
         return self.driver._guests[guest]._cap.vcpus.pid
 
+    def part_frac(self, guest: str) -> float:
+        """Return the part of the node that a guest gets while others want the rest."""
+        return self.driver._guests[guest].vcpus.part_frac()
+
     def sample(self, guest: str):
         return next((sample for sample in self.driver.sample() if sample.guest == guest), None)
 
@@ -113,6 +117,11 @@ def parallel(work_units: int, ranks: int, topology: str = "ring") -> list[GuestS
 
 async def start_job(members: list[tuple[Node, GuestSpec]], cap_cores: float = 1.0) -> None:
     await asyncio.gather(*(place.driver.start(spec, cap_cores) for place, spec in members))
+    await join(members)
+
+
+async def join(members: list[tuple[Node, GuestSpec]]) -> None:
+    """Begin the job of guests that have booted."""
     job = MpiJob([(place.driver, spec) for place, spec in members])
     for place in {id(place): place for place, _ in members}.values():
         place.mpi_jobs.append(job)
