@@ -183,6 +183,7 @@ def test_what_costs_nothing_is_never_worse(rows: list, base: str) -> None:
                 assert other.yield_frac[ran].min() >= one.yield_frac[ran].min() - 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_compile(), reason="numba is not installed")
 def test_compiled_and_plain_agree_to_the_bit() -> None:
     draw = np.random.default_rng(3)

@@ -33,9 +33,11 @@ iteration_s = 0.03
 trace = "jobs.csv"
 [[nodes]]
 name = "node-a"
+cpus = 0.3
 memory_mib = 512
 [[nodes]]
 name = "node-b"
+cpus = 0.3
 memory_mib = 512
 """
 HEADER = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n"
