@@ -100,6 +100,7 @@ async def waits(place: Node, spec: GuestSpec, least_s: float) -> tuple[float, ..
     return place.sample(spec.guest).waits_s
 
 
+@pytest.mark.long
 def test_waits_are_counted_on_through_a_save_and_a_live_migration(lab: object, tmp_path: Path):
     """Rank 1 has half of the work of rank 0, so it waits for rank 0. Its waits are in its memory, and move with it."""
 
@@ -286,7 +287,8 @@ def test_a_migration_that_the_connection_breaks_off_is_told_by_where_the_guest_i
     broken_off(lab, tmp_path, b"qemu+tls://", play)
 
 
-@pytest.mark.parametrize(("ranks", "topology"), [pytest.param(4, "all-to-all", marks=pytest.mark.long), (3, "tree")])
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "topology"), [(4, "all-to-all"), (3, "tree")])
 def test_members_over_both_nodes_agree_on_every_message(lab: object, tmp_path: Path, ranks: int, topology: str):
     async def play(one: Node, two: Node) -> None:
         members = [((one, two)[rank % 2], spec) for rank, spec in enumerate(parallel(2000, ranks, topology))]
