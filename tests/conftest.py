@@ -28,7 +28,7 @@ settings.load_profile("deterministic")
 # Of files that run in parallel, the longest come first, so that none of them runs alone at the end.
 _LONGEST = (
     "control/test_resume_live.py", "control/test_live.py", "agent/test_killed_agent.py",
-    "control/test_replicas_live.py", "control/test_policies_live.py",
+    "control/test_policies_live.py",
     "control/test_orders_live.py", "agent/test_libvirt_killed_agents.py", "control/test_xge_live.py",
     "install/test_wheel.py", "agent/test_supersteps.py", "secure/test_two_hosts.py", "lab/test_takeover.py",
     "calibration/test_experiments_rates_live.py",
@@ -51,6 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "accuracy" in getattr(item, "fixturenames", ()):
             item.add_marker("accuracy")
+        if item.name in getattr(getattr(item, "cls", None), "LONG", ()):  # inherited tests cannot be marked in place
+            item.add_marker("long")
     reasons = {
         "xen": "nested Xen takes half an hour more: ./scripts/test --xen -m xen",
         "long": "long commands and searches take an hour more: ./scripts/test --long -m long",

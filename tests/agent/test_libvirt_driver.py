@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from support.libvirt_box import destination, driver_options, libvirt_box, needs_hypervisor
@@ -26,6 +26,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 class TestLibvirtDriver(DriverConformance):
     """The conformance suite, with virtual machines on two nodes."""
 
+    LONG: ClassVar = {  # half a minute to two minutes each; processes and containers do them in every run of the tests
+        "test_a_job_of_three_is_saved_midway_and_one_member_moves",
+        "test_a_rank_with_less_work_waits_for_the_other",
+        "test_what_is_not_touched_takes_no_memory_and_no_image",
+        "test_a_guest_comes_back_from_memory_and_from_a_cold_disk",
+    }
     node_memory_mib = 1536
     memory_mib = 128
     units_a_second = 8_000
@@ -52,19 +58,3 @@ class TestLibvirtDriver(DriverConformance):
         from node_agent.drivers.virt.driver import LibvirtDriver
 
         return LibvirtDriver(**self._options[int(node.budget.node.removeprefix("n"))])
-
-    @pytest.mark.long
-    def test_a_job_of_three_is_saved_midway_and_one_member_moves(self, tmp_path: Path) -> None:
-        super().test_a_job_of_three_is_saved_midway_and_one_member_moves(tmp_path)
-
-    @pytest.mark.long
-    def test_a_rank_with_less_work_waits_for_the_other(self, tmp_path: Path) -> None:
-        super().test_a_rank_with_less_work_waits_for_the_other(tmp_path)
-
-    @pytest.mark.long
-    def test_what_is_not_touched_takes_no_memory_and_no_image(self, tmp_path: Path) -> None:
-        super().test_what_is_not_touched_takes_no_memory_and_no_image(tmp_path)
-
-    @pytest.mark.long
-    def test_a_guest_comes_back_from_memory_and_from_a_cold_disk(self, tmp_path: Path) -> None:
-        super().test_a_guest_comes_back_from_memory_and_from_a_cold_disk(tmp_path)

@@ -11,12 +11,11 @@ import pytest
 from support.control.live_run import ENDLESS_S, Run, lose_early
 from support.control.live_run import start as start  # noqa: PLC0414  # the fixture
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 JOBS = f"1,0,1,1.0,0.6,900\n2,120,2,1.0,0.6,{ENDLESS_S}\n"  # job 2 needs both nodes: job 1 is saved for it
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 0])
 def test_a_saved_job_outlives_the_node_of_its_image_if_it_has_a_copy(
     start: Callable[..., Run], tmp_path: Path, replicas: int

@@ -20,7 +20,7 @@ from support.secure.doors import LAB, Doors, open_doors
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = 4
-CPUS = "0.4"  # of each node; leaves CPU time to the tests beside it
+CPUS = 0.4  # of each node; leaves CPU time to the tests beside it
 HEAD, NODES = "10.99.77.1", {"node-a": "10.99.77.11", "node-b": "10.99.77.12"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")]
@@ -70,7 +70,7 @@ def agent(name: str, doors: Doors, inside: tuple[str, ...], folder: Path) -> Ite
             [
                 *inside, sys.executable, "-m", "node_agent", "--lab", LAB, "--node", name, "--address", NODES[name],
                 "--broker", f"mqtts://{HEAD}:{doors.agent_port}", "--tls-dir", doors.authority.folder / "nodes" / name,
-                "--cpus", CPUS, "--memory-mib", "640", "--state-dir", folder / name,
+                "--cpus", str(CPUS), "--memory-mib", "640", "--state-dir", folder / name,
             ],
             stderr=log,
         )  # fmt: skip
@@ -97,7 +97,7 @@ def test_jobs_of_the_quickstart_scenario_run_across_them(tmp_path: Path) -> None
             "address": f"mqtts://{HEAD}:{doors.controller_port}",
             "tls_dir": str(doors.authority.folder / "controllers/alice"),
         }
-        scenario["nodes"] = [{**node, "cpus": float(CPUS), "spawn": False} for node in scenario["nodes"]]
+        scenario["nodes"] = [{**node, "cpus": CPUS, "spawn": False} for node in scenario["nodes"]]
         (tmp_path / "across.toml").write_text(tomli_w.dumps(scenario))
         done = subprocess.run(
             [*inside["head"], sys.executable, "-m", "testbed", "run", "across.toml"], cwd=tmp_path, capture_output=True,
