@@ -39,6 +39,17 @@ _claims = tempfile.TemporaryDirectory(prefix="dfrs-claims-")
 os.environ["DFRS_CLAIMS_DIR"] = _claims.name
 
 
+def _mark_inherited(items: list[pytest.Item]) -> None:
+    """Mark the tests that a class names in `LONG`: inherited tests cannot be marked in place."""
+    for item in items:
+        cls = getattr(item, "cls", None)
+        for name in getattr(cls, "LONG", ()):
+            if not hasattr(cls, name):
+                raise pytest.UsageError(f"{item.path}: {cls.__name__}.LONG: no test {name}")
+            if name == item.name:
+                item.add_marker("long")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--xen", action="store_true", help="run the tests on nested Xen nodes, too: half an hour more")
     parser.addoption("--long", action="store_true", help="run long commands and searches, too: an hour more")
@@ -51,8 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "accuracy" in getattr(item, "fixturenames", ()):
             item.add_marker("accuracy")
-        if item.name in getattr(getattr(item, "cls", None), "LONG", ()):  # inherited tests cannot be marked in place
-            item.add_marker("long")
+    _mark_inherited(items)
     reasons = {
         "xen": "nested Xen takes half an hour more: ./scripts/test --xen -m xen",
         "long": "long commands and searches take an hour more: ./scripts/test --long -m long",
