@@ -23,8 +23,9 @@ pytestmark = pytest.mark.slow
 
 NOBODY = 65534
 SELF = pwd.getpwuid(os.geteuid()).pw_name
-_AS_NOBODY = (
-    f"import os; import testbed.cli.bodies.queue; os.setuid({NOBODY}); from testbed.cli.main import main; main()"
+_AS_NOBODY = (  # all imports come first: another user may not be able to read this installation
+    "import os; import testbed.cli.bodies.queue, testbed.cli.queue; from testbed.cli.main import main; "
+    f"os.setuid({NOBODY}); main()"
 )
 SERIAL, ENDLESS = ("--need", "1.0", "--mem", "0.2"), ("--work", "80000")
 
