@@ -107,7 +107,7 @@ class MqttBus(QueueingBus):
         try:
             await established
         except BusError:
-            del self._inbox.by_pattern[pattern]
+            self._inbox.remove(pattern)
             raise
         finally:
             del self._established[pattern]
@@ -223,8 +223,10 @@ class MqttBus(QueueingBus):
                     _log.error("%s", error)
                 elif not waiter.done():
                     waiter.set_exception(error)
-            elif waiter is not None and not waiter.done():
-                waiter.set_result(None)
+            else:
+                self._inbox.begin(pattern)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(None)
 
     # --- the end ---
 

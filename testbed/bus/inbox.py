@@ -31,6 +31,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.by_pattern: dict[str, tuple[Handler, int]] = {}
+        self._begun: set[str] = set()
         self._arrived: deque[tuple[str, bytes]] = deque()
         self._unclaimed: deque[tuple[str, bytes]] = deque()
         self.unclaimed_bytes = 0
@@ -45,21 +46,37 @@ class Inbox:
         return len(self._arrived)
 
     def add(self, pattern: str, handler: Handler, qos: int) -> None:
-        """Add a handler; a second one for the same pattern is a programming error."""
+        """Note a handler, which is called from `begin` on; a second one for a pattern is a programming error."""
         if check_pattern(pattern) in self.by_pattern:
             raise ValueError(f"pattern {pattern!r} has a handler already")
         self.by_pattern[pattern] = (handler, qos)
+
+    def begin(self, pattern: str) -> None:
+        """Call the handler of a pattern from now on, beginning with the messages that have waited for it.
+
+        Call this when the broker has confirmed the subscription. A broker sends the messages of a session before it
+        sends what was retained on topics that were subscribed to earlier, such as the lease by which a command is
+        judged. So the handler is called after those of all messages that have arrived by now.
+        """
+        if pattern in self._begun:
+            return
+        self._begun.add(pattern)
         claimed = [message for message in self._unclaimed if matches(pattern, message[0])]
-        if claimed:
-            rest = [message for message in self._unclaimed if not matches(pattern, message[0])]
-            self._unclaimed.clear()
-            self._unclaimed.extend(rest)
-            for topic, payload in claimed:
-                size_bytes = _size_bytes(topic, payload)
-                self.unclaimed_bytes -= size_bytes
-                self._waiting_bytes[topic] = self._waiting_bytes.get(topic, 0) + size_bytes
-            self._arrived.extendleft(reversed(claimed))
-            self._changed.set()
+        rest = [message for message in self._unclaimed if not matches(pattern, message[0])]
+        self._unclaimed = deque(rest)
+        for topic, payload in claimed:
+            size_bytes = _size_bytes(topic, payload)
+            self.unclaimed_bytes -= size_bytes
+            self._waiting_bytes[topic] = self._waiting_bytes.get(topic, 0) + size_bytes
+        later = [message for message in self._arrived if matches(pattern, message[0])]
+        others = [message for message in self._arrived if not matches(pattern, message[0])]
+        self._arrived = deque((*others, *claimed, *later))
+        self._changed.set()
+
+    def remove(self, pattern: str) -> None:
+        """Forget a handler."""
+        self.by_pattern.pop(pattern)
+        self._begun.discard(pattern)
 
     def put(self, topic: str, payload: bytes) -> None:
         """Enqueue a message that has arrived."""
@@ -90,7 +107,7 @@ class Inbox:
             self._waiting_bytes.pop(topic, None)
 
     async def _deliver(self, topic: str, payload: bytes) -> None:
-        found = [(p, handler) for p, (handler, _) in self.by_pattern.items() if matches(p, topic)]
+        found = [(p, self.by_pattern[p][0]) for p in self.by_pattern if p in self._begun and matches(p, topic)]
         if not found:
             self._keep(topic, payload)
         for pattern, handler in found:

@@ -115,6 +115,9 @@ class MemoryBus(QueueingBus):
         for message in self._hub.retained.values():
             if matches(pattern, message.topic):
                 self._session.put(message, min(qos, message.qos))
+        while not self._session.inbox.empty():  # a broker sends these before it confirms the subscription
+            self._take(self._session.inbox.get_nowait())
+        self._inbox.begin(pattern)
 
     def attach(self) -> None:
         """Connect: show presence, then send and receive."""
@@ -156,5 +159,7 @@ class MemoryBus(QueueingBus):
 
     async def _receive(self) -> None:
         while True:
-            message = await self._session.inbox.get()
-            self._inbox.put(message.topic, message.payload)
+            self._take(await self._session.inbox.get())
+
+    def _take(self, message: Message) -> None:
+        self._inbox.put(message.topic, message.payload)

@@ -256,3 +256,21 @@ def test_a_second_client_of_the_same_name_takes_over_and_is_heard(kind: str) -> 
                     frozen.accepts = False
 
     run(scenario())
+
+
+def test_what_waited_in_a_session_is_handled_after_what_is_retained(kind: str) -> None:
+    """The next client of an id judges earlier commands by the present lease, to which it subscribed first."""
+
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a:
+            async with w.bus("b") as b:
+                await b.subscribe("command", Mailbox())
+            await a.publish("command", b"go")
+            await a.publish("lease", b"yours", retain=True)
+            both = Mailbox()
+            async with w.bus("b") as b:
+                await b.subscribe("lease", both)
+                await b.subscribe("command", both)
+                assert await both.count(2) == [b"yours", b"go"]
+
+    run(scenario())

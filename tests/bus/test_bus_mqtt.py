@@ -129,6 +129,24 @@ def test_a_wrong_password_is_told(kind: str) -> None:
 
 
 @by_broker
+def test_what_is_retained_is_handled_before_what_waited_in_the_session_even_if_it_comes_late(kind: str) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a:
+            async with w.bus("b") as b:
+                await b.subscribe("command", Mailbox())
+            await a.publish("command", b"go")
+            await a.publish("lease", b"yours", retain=True)
+            w.late["b"] = (b"lease", b"command")
+            both = Mailbox()
+            async with w.bus("b") as b:
+                await b.subscribe("lease", both)
+                await b.subscribe("command", both)
+                assert await both.count(2) == [b"yours", b"go"]
+
+    run(scenario())
+
+
+@by_broker
 def test_packets_are_not_delayed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sockets: list[socket.socket] = []
     enter = aiomqtt.Client.__aenter__

@@ -183,6 +183,7 @@ def test_whoever_sends_too_fast_loses_its_own_messages_only() -> None:
     async def work() -> None:
         inbox, box = Inbox(), Mailbox()
         inbox.add("+", box, 1)
+        inbox.begin("+")
         for number in range(40):
             inbox.put("flood", bytes(1 << 20))
             inbox.put("honest", bytes([number]))
@@ -236,6 +237,7 @@ def test_messages_that_nobody_claims_are_bounded_the_newest_are_kept_and_the_res
         await drained(inbox)
         assert inbox.unclaimed_bytes <= MOST_WAITING_BYTES
         inbox.add("tiny", box, 1)
+        inbox.begin("tiny")
         assert await box.count(1000) == [b"%d" % number for number in range(2000, 3000)]
         assert inbox.unclaimed_bytes == 0
         assert inbox.dropped == {"reply": 100, "tiny": 2000}
@@ -253,6 +255,7 @@ def test_what_is_claimed_counts_again_until_it_was_handled() -> None:
             inbox.put("late", bytes(1 << 20))
         await drained(inbox)
         inbox.add("late", box, 1)
+        inbox.begin("late")
         for _ in range(10):
             inbox.put("late", bytes(1 << 20))
         assert inbox.dropped["late"] == 5, "ten claimed ones and five more are 16 MiB"
@@ -326,6 +329,7 @@ def test_a_handler_that_always_fails_is_told_with_few_tracebacks(caplog: pytest.
             raise RuntimeError("broken")
 
         inbox.add("a/+", fails, 0)
+        inbox.begin("a/+")
         running = asyncio.create_task(inbox.run())
         for number in range(left):
             inbox.put(f"a/{number}", b"x")

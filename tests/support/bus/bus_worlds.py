@@ -20,6 +20,8 @@ from testbed.bus.client import Bus, MqttBus, Presence
 from testbed.bus.memory import MemoryHub
 from testbed.bus.mosquitto import find_mosquitto
 
+_PUBLISH = 3  # a type of packet
+
 
 class Mailbox:
     """A handler that keeps its messages, and lets a test wait for them."""
@@ -51,7 +53,11 @@ class Mailbox:
 
 
 class Wire:
-    """A TCP relay in front of a broker that can break connections, or stop forwarding without closing them."""
+    """A TCP relay in front of a broker that can break connections, or stop forwarding without closing them.
+
+    With `late` = (a topic, a word) the broker's messages from the first one on that topic on are forwarded only after a
+    packet of the client that contains the word.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -61,6 +67,8 @@ class Wire:
         self._flows.set()
         self.accepts = True
         self.port = 0
+        self.late: tuple[bytes, bytes] | None = None
+        self._spoken = asyncio.Event()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Wire]:
@@ -80,6 +88,7 @@ class Wire:
         for writer in self._writers:
             writer.transport.abort()
         self._flows.set()
+        self._spoken.set()
 
     def freeze(self) -> None:
         """Forward nothing any more, in either direction; for both ends the connection stays open."""
@@ -91,8 +100,8 @@ class Wire:
             return
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         self._writers |= {writer, far_writer}
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._relay(source, sink))
+        for work in (self._relay(reader, far_writer), self._relay_packets(far_reader, writer)):
+            task = asyncio.create_task(work)
             self._relays.add(task)
             task.add_done_callback(self._relays.discard)
 
@@ -102,8 +111,35 @@ class Wire:
                 await self._flows.wait()
                 sink.write(data)
                 await sink.drain()
+                if self.late is not None and self.late[1] in data:
+                    self._spoken.set()
+        self._part(sink)
+
+    async def _relay_packets(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while packet := await _packet(source):
+                if self.late is not None and packet[0] >> 4 == _PUBLISH and self.late[0] in packet:
+                    await self._spoken.wait()
+                await self._flows.wait()
+                sink.write(packet)
+                await sink.drain()
+        self._part(sink)
+
+    def _part(self, sink: asyncio.StreamWriter) -> None:
         self._writers.discard(sink)
         sink.close()
+
+
+async def _packet(source: asyncio.StreamReader) -> bytes:
+    """Return the next MQTT packet of a stream; raises `IncompleteReadError` at its end."""
+    head = await source.readexactly(1)
+    length, shift = 0, 0
+    while True:
+        head += await source.readexactly(1)
+        length |= (head[-1] & 0x7F) << shift
+        shift += 7
+        if not head[-1] & 0x80:
+            return head + await source.readexactly(length)
 
 
 async def lost(bus: Bus) -> None:
@@ -142,6 +178,7 @@ class MqttWorld(World):
         self.address = address
         self.buses: dict[str, MqttBus] = {}
         self.wires: dict[str, Wire] = {}
+        self.late: dict[str, tuple[bytes, bytes]] = {}  # see `Wire`, by client
 
     @asynccontextmanager
     async def bus(self, name: str, presence: Presence | None = None, **options: Any) -> AsyncIterator[Bus]:
@@ -153,7 +190,7 @@ class MqttWorld(World):
             **options,
         }
         async with Wire(self.address.host, self.address.port).open() as wire:
-            self.wires[name] = wire
+            self.wires[name], wire.late = wire, self.late.get(name)
             async with MqttBus(replace(self.address, port=wire.port), name, presence, **options) as bus:
                 self.buses[name] = bus
                 yield bus
