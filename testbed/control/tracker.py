@@ -149,7 +149,9 @@ class Tracker:
             case Done() as end if task not in progress.ended:
                 progress.ended.add(task)
                 self._judge(node, live, task)
+                progress.at_s = self._recorder.now_s()
                 progress.advance(task, end.units)
+                progress.arriving.discard(task)
                 self._last_steps(node, live, task, end)
             case Drift(found=float() as found, wanted=float() as wanted, of="cap"):
                 tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}

@@ -47,6 +47,7 @@ def hear(job: HasGuests, event: Guest) -> bool:
                 job.unchecked[task] = event.node
             job.checksums[task] = detail.checksum
             job.finished_tasks.add(task)
+            _progress(job, event)  # a short rest of its work may end before the first report of it
         case _:
             return True
     if detail.units is not None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.control.disturbed import Disturbed, give_up
-from support.control.rehearsal import Watcher, five_jobs, rehearse
+from support.control.rehearsal import Watcher, five_jobs, movers, rehearse
 
+from node_agent.drivers.null import NullDriver
 from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent
 from testbed.control.clearing import Clearing
@@ -63,3 +64,25 @@ def test_a_withdrawn_job_that_is_reported_done_while_it_is_cleared_away_is_done_
     ends = [entry["job"] for entry in journal if entry["kind"] == "job" and entry["state"] == "done"]
     assert sorted(ends) == [1, 2, 3, 4, 5]
     assert summary["done"] == 5
+
+
+def test_a_move_is_accounted_for_if_a_task_ends_before_its_first_report_of_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = NullDriver._begin
+
+    def begin_silently(self: NullDriver, guest: str) -> None:
+        if self._get(guest).units:  # it was restored
+            self._arm(self._get(guest))
+        else:
+            begin(self, guest)
+
+    monkeypatch.setattr(NullDriver, "_begin", begin_silently)
+    result, journal = rehearse(tmp_path, movers())
+    restored = [entry["job"] for entry in journal if entry["kind"] == "outcome" and entry["verb"] == "restore"]
+    accounts = [entry for entry in journal if entry["kind"] in ("rescheduling", "rescheduling_cut_off")]
+    assert restored
+    assert sorted(entry["job"] for entry in accounts) == sorted(restored)
+    cut_off = [entry for entry in accounts if entry["kind"] == "rescheduling_cut_off"]
+    assert result.summary["metrics"]["reschedulings_cut_off"]["value"] == len(cut_off)
+    assert result.summary["done"] == len(movers())

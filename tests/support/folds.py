@@ -162,4 +162,6 @@ def check_directory(run: Path) -> History:
         live = sum(each.mechanism == "live" for each in job.reschedulings)
         moved = sum(each.bytes_moved for each in job.reschedulings)
         assert (int(row["live_migrations"]), int(row["bytes_moved"])) == (live, moved)
+        if job.state == "done":
+            assert all(each.measured is not None for each in job.interruptions if each.back_s is not None), job_id
     return history
