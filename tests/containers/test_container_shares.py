@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,9 @@ pytest.importorskip("docker", reason="the SDK of Docker is not installed")
 
 from node_agent.drivers.caps.cgroup import MOST_SHARES, read_cap, read_weight
 from node_agent.drivers.caps.mounts import hierarchies
+from node_agent.drivers.containers.caps import _group_of as groups_of
 from node_agent.drivers.containers.driver import DockerDriver
+from node_agent.drivers.containers.engine import Engine
 from node_agent.drivers.containers.weights import ContainerWeights, remove_left
 from node_agent.drivers.procs.waits import why_not as why_no_waits
 from node_agent.drivers.protocol import DriverError, NodeBudget
@@ -112,6 +115,27 @@ class TestShares:
             while await node.share("a") != pytest.approx(0.5):  # noqa: ASYNC110  # the kernel sends no event
                 await asyncio.sleep(0.01)
             assert node.events("a").count("drift") == 0
+
+        suite.on_nodes(tmp_path, 1, scenario, "shares")
+
+    def test_a_container_starts_with_the_part_of_the_whole_node(
+        self, suite: Containers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Beside guests with much greater weights, a new container would start in minutes."""
+        start, found = Engine.start, []
+
+        async def started(self: Engine, container: str, lay: Callable[[Path], None] | None = None) -> int:
+            pid = await start(self, container, lay)
+            found.append(read_weight(groups_of(pid)))
+            return pid
+
+        monkeypatch.setattr(Engine, "start", started)
+
+        async def scenario(node: Node) -> None:
+            for number in range(4):
+                await node.driver.start(shared(suite, f"g{number}", suite.node_cpus / 4), suite.node_cpus)
+            assert found == [1.0] * 4
+            assert [await node.share(f"g{number}") for number in range(4)] == pytest.approx([suite.node_cpus / 4] * 4)
 
         suite.on_nodes(tmp_path, 1, scenario, "shares")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import node_agent
-from node_agent.drivers.caps.cgroup import LEAST_QUOTA_US, PERIOD_US
+from node_agent.drivers.caps.cgroup import LEAST_QUOTA_US, MOST_SHARES, PERIOD_US
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from testbed.bus.messages import GuestSpec
 
@@ -163,6 +163,7 @@ class Engine:
             mounts=_mounts(own, image, writes=not whole), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # a container's own /tmp is private
             cap_drop=["ALL"], security_opt=["no-new-privileges"], **spaces, **_memory(spec.memory_mib), **_cpus(),
             cgroup_parent=None if spec.share_cores is None else self.shared_group or None, init=False,
+            cpu_shares=None if spec.share_cores is None else MOST_SHARES,  # until it has its share: else it starts late
             log_config={"type": "json-file", "config": {"max-size": "1m"}},
         )  # fmt: skip
 
