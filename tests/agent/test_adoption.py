@@ -12,6 +12,6 @@ pytestmark = pytest.mark.slow
 
 
 class TestProcesses(AdoptionSuite, AdoptedShares):
-    @pytest.fixture(params=["", "duty"])
+    @pytest.fixture(params=["", pytest.param("duty", marks=pytest.mark.long)])
     def bench(self, tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
         return Bench(tmp_path, request.param)

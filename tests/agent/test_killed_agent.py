@@ -347,6 +347,7 @@ def test_while_ranks_work(tmp_path: Path) -> None:
     play(tmp_path, work)
 
 
+@pytest.mark.long
 def test_again_and_again_while_ranks_leave_mpi(tmp_path: Path) -> None:
     """The number of kills is bounded, because an agent needs a moment to pass a barrier and to check a result."""
 
@@ -359,7 +360,7 @@ def test_again_and_again_while_ranks_leave_mpi(tmp_path: Path) -> None:
     play(tmp_path, work)
 
 
-@pytest.mark.parametrize("programs", [1, 2])
+@pytest.mark.parametrize("programs", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_while_ranks_begin(tmp_path: Path, programs: int) -> None:
     async def work(lab: Killed) -> None:
         job = parallel()

@@ -31,6 +31,10 @@ class TestLibvirtDriver(DriverConformance):
         "test_a_rank_with_less_work_waits_for_the_other",
         "test_what_is_not_touched_takes_no_memory_and_no_image",
         "test_a_guest_comes_back_from_memory_and_from_a_cold_disk",
+        "test_calibration_gives_the_rate_of_guests",
+        "test_a_guest_has_its_share_before_it_works_and_another_when_told",
+        "test_a_guest_migrates_live_to_the_same_end",
+        "test_a_cap_change_shows_in_what_is_watched",
     }
     node_memory_mib = 1536
     memory_mib = 128

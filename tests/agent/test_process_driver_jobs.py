@@ -84,7 +84,7 @@ class TestJobs:
 
         self.suite.on_nodes(tmp_path, 2, scenario)
 
-    @pytest.mark.parametrize("then", ["ends", "is saved"])
+    @pytest.mark.parametrize("then", [pytest.param("ends", marks=pytest.mark.long), "is saved"])
     def test_a_job_of_which_one_member_cannot_be_written_goes_on(self, tmp_path: Path, then: str) -> None:
         """Saved members wait for the other: their saves are cancelled, and they are released and end correctly."""
 

@@ -167,6 +167,7 @@ def test_interrupted_it_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_on_a_dask_cluster_whose_worker_is_killed(tmp_path, whole):
     path, out, address = write(tmp_path, MANY), tmp_path / "out", tmp_path / "scheduler.json"
     closed, settings = gate(tmp_path, out, 2)

@@ -36,7 +36,7 @@ def moved(decision: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize(
     ("policy", "overheads", "most"),
     [
-        ("/per/OPT=MIN/MOVES=1", None, 1),
+        pytest.param("/per/OPT=MIN/MOVES=1", None, 1, marks=pytest.mark.long),
         pytest.param("/per/OPT=MIN/KNOWS=cost", "constant:100000", 0, marks=pytest.mark.long),
         pytest.param("/per/OPT=MIN/KNOWS=cost", "constant:0", 6, marks=pytest.mark.long),
         pytest.param("static/SGB", None, 6, marks=pytest.mark.long),

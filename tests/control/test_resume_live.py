@@ -56,7 +56,7 @@ def keeping(tmp_path: Path, start: Callable[..., Run], install_plugin: Callable[
 
 
 @pytest.mark.usefixtures("keeping")
-@in_each_phase("saving", "running")
+@in_each_phase("saving")
 def test_every_job_ends_well_after_the_controller_was_killed(start: Callable[..., Run], phase: str) -> None:
     variables = {"DFRS_KILL_AT": json.dumps(PHASES[phase])}
     run = start(TWELVE, "--policy", "Interrupting", variables=variables)

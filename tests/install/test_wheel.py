@@ -265,7 +265,17 @@ def execute(page: Path, kinds: tuple[str, ...], installed: Installed, folder: Pa
     assert "Traceback" not in done.stdout + done.stderr, told
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if script_of(page, ())], ids=lambda page: page.name)
+LENGTHY = ("look-at-runs.md", "own-policy.md")  # half a minute to a minute each: they run in the lane of long commands
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] * (page.name in LENGTHY), id=page.name)
+        for page in PAGES
+        if script_of(page, ()) and (page.name not in LENGTHY or "long" in LANE)
+    ],
+)
 def test_the_quick_commands_of_a_page_work(page: Path, installed: Installed, tmp_path: Path) -> None:
     folder = page_folder(page, installed, tmp_path)
     (folder / "runs").mkdir()

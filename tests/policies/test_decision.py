@@ -43,7 +43,7 @@ def asked(view, event):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_compile(), reason="numba, of the extra `simulate`, is not installed")
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(*CASE)
 def test_twin_and_compiled_agree_in_every_bit(case, policy):
     kernel = engine()

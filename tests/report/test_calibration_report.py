@@ -193,7 +193,7 @@ def test_without_a_guest_alone_there_is_no_figure_of_suspend_and_resume(whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width_in", [WIDE_IN, NARROW_IN, HALF_IN])
+@pytest.mark.parametrize("width_in", [pytest.param(WIDE_IN, marks=pytest.mark.long), NARROW_IN, HALF_IN])
 def test_text_in_figures_is_never_below_9_pt(whole, width_in):
     for chart in calibration_page(*whole).charts:
         if chart.wide == (width_in == HALF_IN):
