@@ -35,7 +35,8 @@ from testbed.errors import UserError
 UNITS_PER_CORE_S = 10_000.0
 MIGRATION_MIB_PER_S = 256.0
 MIGRATION_DOWNTIME_S = 0.05
-EXTRAS = ("whole", "live")
+DIRTY_PERIOD_S = 4.0
+EXTRAS = ("whole", "live", "dirty")
 
 
 @dataclass(slots=True, eq=False)
@@ -56,10 +57,11 @@ class _Guest:
 class NullDriver(Driver):
     """Work advances at the cap; operations take no time, except live migrations; images hold a guest's progress.
 
-    `extras` names additional capabilities, separated by commas: `whole`, `live`. Guests migrate between the drivers of
-    one process at `MIGRATION_MIB_PER_S`, and stop for `MIGRATION_DOWNTIME_S` at the end. The reported size of an image
-    is the guest's touched memory, so that the amounts of a dry run are those of a real run. Files are written in the
-    loop, because threads do not work with virtual time.
+    `extras` names additional capabilities, separated by commas: `whole`, `live`, `dirty`. Guests migrate between the
+    drivers of one process at `MIGRATION_MIB_PER_S`, and stop for `MIGRATION_DOWNTIME_S` at the end. With `dirty` they
+    write to all of their touched memory once per `DIRTY_PERIOD_S` at full speed, and migrate at the difference of both
+    rates. The reported size of an image is the guest's touched memory, so that the amounts of a dry run are those of a
+    real run. Files are written in the loop, because threads do not work with virtual time.
     """
 
     name = "null"
@@ -198,12 +200,15 @@ class NullDriver(Driver):
         return None
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """See `Migrates.migrate`; memory is sent once, so the remaining amount always falls."""
-        del no_progress_s
+        """See `Migrates.migrate`; the remaining amount falls unless the guest writes as fast as memory is sent."""
         found, there = self._get(guest), self.reachable.get(self._place(to.uri))
         if there is None or not self._uri:
             raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to.uri!r}: no driver")
-        elapsed_s = _touched_bytes(found.spec) / (MIGRATION_MIB_PER_S * (1 << 20)) + MIGRATION_DOWNTIME_S
+        falling_mib_per_s = MIGRATION_MIB_PER_S - self._dirty_mib_per_s(found)
+        if falling_mib_per_s <= 0.0:
+            await asyncio.sleep(min(budget_s, no_progress_s))
+            raise DriverError(f"guest {guest}: not migrated: it writes to its memory as fast as that is sent")
+        elapsed_s = _touched_bytes(found.spec) / (falling_mib_per_s * (1 << 20)) + MIGRATION_DOWNTIME_S
         if elapsed_s > budget_s:
             await asyncio.sleep(budget_s)
             raise DriverError(f"guest {guest}: not migrated within {budget_s:g} s")
@@ -265,6 +270,7 @@ class NullDriver(Driver):
                 rss_mib=_touched_bytes(found.spec) / (1 << 20), read_mib=0.0, written_mib=0.0,
                 units_done=int(found.units), units_mono_ns=now_ns,
                 throttled_s=found.throttled_s if found.spec.watch_s else None,
+                dirty_mib_per_s=self._dirty_mib_per_s(found) if found.spec.writes and "dirty" in self._extras else None,
             )
             for name, found in self._guests.items()
         ]  # fmt: skip
@@ -300,6 +306,13 @@ class NullDriver(Driver):
         if guest not in self._guests:
             raise DriverError(f"guest {guest}: not here")
         return self._guests[guest]
+
+    def _dirty_mib_per_s(self, found: _Guest) -> float:
+        """Return the rate at which a guest writes to its memory: at its speed."""
+        if "dirty" not in self._extras or found.held or not found.runs:
+            return 0.0
+        need_cores, _, _ = _need(found)
+        return _touched_bytes(found.spec) / (1 << 20) / DIRTY_PERIOD_S * min(found.cap_cores / need_cores, 1.0)
 
     def _advance(self, found: _Guest) -> None:
         now_s = self._now_s()

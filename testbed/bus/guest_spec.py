@@ -60,7 +60,8 @@ class GuestSpec(Value, frozen=True):
 
     A guest with `share_cores` competes for the cores of its node; the value is its first share. With `waits` the node
     records for which tasks the guest waits, as it does for all guests with shares. With `watch_s` the node estimates
-    the guest's CPU need, in windows of that many seconds.
+    the guest's CPU need, in windows of that many seconds. With `writes` it measures at which rate the guest writes to
+    its memory, if it can.
     """
 
     guest: GuestName
@@ -76,6 +77,7 @@ class GuestSpec(Value, frozen=True):
     share_cores: Cores | None = None
     waits: bool = False
     watch_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    writes: bool = False
 
 
 class ImageRef(Value, frozen=True):

@@ -77,7 +77,8 @@ class GuestSample(Value, frozen=True):
     `waits_s` is the time for which a rank has waited for messages of each rank of its job since its start; empty if
     that is unknown. `guessed_waits_s` is an estimate of the same times from outside the guest, by its CPU use and its
     network traffic, since the estimation began. `need` is the estimated CPU need of a guest with `GuestSpec.watch_s`,
-    None before the first window is complete.
+    None before the first window is complete. `dirty_mib_per_s` is the rate at which a guest with `GuestSpec.writes`
+    changes its memory, None if it is not known.
     """
 
     guest: str
@@ -98,6 +99,7 @@ class GuestSample(Value, frozen=True):
     bank: BankSample | None = None
     throttled_s: Amount | None = None
     need: NeedSample | None = None
+    dirty_mib_per_s: Amount | None = None
 
     def __post_init__(self) -> None:
         """Correct the sample of an older agent, and make texts for people printable."""

@@ -65,6 +65,7 @@ class LiveJob(JobGuests):
     progress: Progress
     needs_cores: dict[int, float] = field(default_factory=dict)  # CPU needs estimated by nodes, by task
     measured: set[int] = field(default_factory=set)  # the tasks whose estimate is not guessed
+    dirty_mib_per_s: dict[int, float] = field(default_factory=dict)  # measured by nodes, by task
     prefers_live: bool = True  # whether it migrates live, where that is possible
     told_need_frac: float = 0.0  # the CPU need that policies have; `take_need` sets it
 
@@ -79,6 +80,16 @@ class LiveJob(JobGuests):
         measured = [cores / node_cores for cores in self.needs_cores.values()]
         unmeasured = [self.told_need_frac] if len(measured) < len(self.specs) else []
         return min(max([*measured, *unmeasured, LEAST_NEED_FRAC]), 1.0)
+
+    @property
+    def most_dirty_mib_per_s(self) -> float:
+        """The highest rate at which a task writes to its memory; 0 where it was not measured."""
+        return max(self.dirty_mib_per_s.values(), default=0.0)
+
+    def hear_dirty(self, task: int, mib_per_s: float | None) -> None:
+        """Take the rate at which a task writes to its memory; None if its node has not measured it again."""
+        if mib_per_s is not None:
+            self.dirty_mib_per_s[task] = mib_per_s
 
     def hear_need(self, task: int, need: NeedSample) -> None:
         """Take a node's estimate of a task's CPU need.
@@ -188,6 +199,7 @@ class LiveJob(JobGuests):
         self.progress.restart()
         self.needs_cores.clear()
         self.measured.clear()
+        self.dirty_mib_per_s.clear()
         if self.state.begun == self.state.restarts:
             self.rename(self.state.begun)
 
@@ -299,7 +311,9 @@ class Cluster:
             urgent=np.array([live.job.urgent for live in active], dtype=np.bool_),
             weight=unless(np.array([live.job.weight for live in active], dtype=np.float64), 1.0),
             least_yield_frac=unless(np.array([live.job.least_yield_frac for live in active], dtype=np.float64), 0.0),
-            move_cost_s=None if costs is None else costs.of([live.job for live in active]),
+            move_cost_s=None
+            if costs is None
+            else costs.of([live.job for live in active], [live.most_dirty_mib_per_s for live in active]),
             image_node=None if costs is None else _image_nodes(active),
         )
 

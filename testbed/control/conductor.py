@@ -116,7 +116,7 @@ class Conductor:
 
     def _choose_way(self, live: LiveJob) -> None:
         """Set whether a job migrates live: with the mechanism `cheaper` only if that costs less than images."""
-        live.prefers_live = self._ways is None or self._ways.live_is_cheaper(live.job)
+        live.prefers_live = self._ways is None or self._ways.live_is_cheaper(live.job, live.most_dirty_mib_per_s)
 
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
         """Process a node's telemetry sample; see `Tracker.telemetry`."""
@@ -246,7 +246,10 @@ class Conductor:
         targets = self.cluster.targets()
         self._note(before, targets)
         self._recorder.decision(self.cluster.active(), targets, decide_s)
-        self.executor.submit(plan([live.status() for live in self.cluster.movable()], targets, self._live))
+        movable = self.cluster.movable()
+        for live in movable:
+            self._choose_way(live)  # at the rates at which they write now
+        self.executor.submit(plan([live.status() for live in movable], targets, self._live))
 
     def _view(self, trace_s: float) -> ClusterView:
         now_s = self._recorder.now_s()

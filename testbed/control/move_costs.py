@@ -3,32 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from testbed.errors import UserError, shown
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Floats, Policy, knows_costs
 from testbed.scheduling.simulation.moving import move_costs_s
-from testbed.scheduling.simulation.overheads_file import LIVE, SAVE_AND_RESTORE, has_ways, load_ways
+from testbed.scheduling.simulation.overheads_file import (
+    LIVE,
+    SAVE_AND_RESTORE,
+    has_ways,
+    load_live_mib_per_s,
+    load_ways,
+)
 from testbed.scheduling.simulation.overheads_parser import CHEAPER, EXTRAPOLATE, parse_overheads, split_file
 from testbed.scheduling.workload.jobs import Job
+
+
+class WayCosts:
+    """The costs of a job's migrations, live and by images, from a calibration of the lab.
+
+    A live migration sends memory again that was written meanwhile. At B MiB/s sent and D MiB/s written, the memory sent
+    in all rounds is B / (B - D) times that of a guest that writes nothing; from D = B on it never ends. A calibration
+    whose guests stand still while they are copied has no B: there, writing costs nothing more.
+    """
+
+    def __init__(self, calibration: str, node_memory_gb: float) -> None:
+        ways = load_ways(Path(calibration))
+        self._live = ways[LIVE]
+        self._by_images = ways[SAVE_AND_RESTORE].table(node_memory_gb)
+        self._sent_mib_per_s = load_live_mib_per_s(Path(calibration))
+        self._node_memory_gb = node_memory_gb
+
+    def of(self, job: Job, dirty_mib_per_s: float) -> tuple[float, float]:
+        """Return the wall seconds for which a migration of all tasks of a job stops it, live and by images."""
+        return self._live_s(job, dirty_mib_per_s), float(move_costs_s([job], self._by_images)[0])
+
+    def _live_s(self, job: Job, dirty_mib_per_s: float) -> float:
+        sent = self._sent_mib_per_s or inf
+        if dirty_mib_per_s >= sent:
+            return inf
+        rounds = 1.0 if sent == inf else sent / (sent - dirty_mib_per_s)
+        return float(move_costs_s([job], self._live.table(self._node_memory_gb * rounds))[0])
+
+    def live_is_cheaper(self, job: Job, dirty_mib_per_s: float) -> bool:
+        """Whether a live migration of all tasks of a job stops it for less time than a save and restore."""
+        live_s, by_images_s = self.of(job, dirty_mib_per_s)
+        return live_s < by_images_s
 
 
 class MoveCosts:
     """The trace seconds for which moves stop jobs; a model in wall seconds is multiplied by the time scale.
 
-    Raises `UserError` for an unknown model.
+    With `ways` a job whose tasks write to their memory moves by the cheaper way at that rate. Raises `UserError` for an
+    unknown model.
     """
 
-    def __init__(self, model: str, node_memory_gb: float, time_scale: float) -> None:
+    def __init__(self, model: str, node_memory_gb: float, time_scale: float, ways: WayCosts | None = None) -> None:
         overheads = parse_overheads(model)
         if overheads.wall_clock:
             overheads = overheads.scaled(time_scale)
         self._table = overheads.table(node_memory_gb)
+        self._time_scale = time_scale
+        self._ways = ways
 
-    def of(self, jobs: Sequence[Job]) -> Floats:
-        """Return the time for which a move of all tasks of a job, and of no other job, stops it, for each job (J,)."""
-        return move_costs_s(jobs, self._table)
+    def of(self, jobs: Sequence[Job], dirty_mib_per_s: Sequence[float]) -> Floats:
+        """Return the time for which a move of all tasks of a job, and of no other job, stops it, for each job (J,).
+
+        `dirty_mib_per_s` (J,) has the highest rate at which a task of each job writes to its memory.
+        """
+        costs_s = move_costs_s(jobs, self._table)
+        if self._ways is not None:
+            for row, (job, dirty) in enumerate(zip(jobs, dirty_mib_per_s, strict=True)):
+                if dirty > 0.0:
+                    costs_s[row] = min(self._ways.of(job, dirty)) * self._time_scale
+        return costs_s
 
 
 def known_costs(policy: Policy, scenario: Scenario) -> MoveCosts | None:
@@ -48,19 +98,7 @@ def known_costs(policy: Policy, scenario: Scenario) -> MoveCosts | None:
     model = scenario.overheads
     if file and key in ("", EXTRAPOLATE) and has_ways(Path(file)):
         model = f"{file}#{scenario.migration.mechanism}#{EXTRAPOLATE}"
-    return MoveCosts(model, scenario.nodes[0].memory_mib * 2**20 / 1e9, scenario.time_scale)
-
-
-class WayCosts:
-    """The costs of a job's migrations, live and by images, from a calibration of the lab."""
-
-    def __init__(self, calibration: str, node_memory_gb: float) -> None:
-        self._ways = {way: overheads.table(node_memory_gb) for way, overheads in load_ways(Path(calibration)).items()}
-
-    def live_is_cheaper(self, job: Job) -> bool:
-        """Whether a live migration of all tasks of a job stops it for less time than a save and restore."""
-        live_s, by_images_s = (float(move_costs_s([job], self._ways[way])[0]) for way in (LIVE, SAVE_AND_RESTORE))
-        return live_s < by_images_s
+    return MoveCosts(model, scenario.nodes[0].memory_mib * 2**20 / 1e9, scenario.time_scale, way_costs(scenario))
 
 
 def way_costs(scenario: Scenario) -> WayCosts | None:

@@ -25,6 +25,7 @@ from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.view import Policy, SharingPolicy
 from testbed.scheduling.policies.within import DividingPolicy
+from testbed.scheduling.simulation.overheads_parser import CHEAPER
 from testbed.scheduling.workload.jobs import Job
 
 
@@ -112,7 +113,7 @@ class Preparation:
             jobs, self._scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
             addresses, core_units_per_s=self._core_units_per_s(), shared=isinstance(self._policy, SharingPolicy),
             waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
-            watch_s=watch_s,
+            watch_s=watch_s, writes=self._scenario.migration.mechanism == CHEAPER,
         )  # fmt: skip
 
     def _core_units_per_s(self) -> float:

@@ -221,6 +221,7 @@ class Tracker:
             {
                 **{name: cores for name, cores in caps.items() if cores is not None},
                 **_needed(sample.need),
+                **_dirty(sample),
                 **self._flows.take(live, task, sample, node.index, time_ns),
                 "cpu_s": sample.cpu_s,
                 "rss_mib": sample.rss_mib,
@@ -241,12 +242,13 @@ class Tracker:
         if sample.units_done > live.progress.units[task]:
             live.progress.advance(task, sample.units_done)
             live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
-        if sample.need is not None and self.need_found is not None and not record.late:
-            self._hear_need(live, task, sample.need, self.need_found)
         if record.late:  # whether the job was steady at that time is unknown
             self._end_window(live, task, sample.guest, tags)
-        else:
-            self._window(live, task, record.mono_ns, sample, tags)
+            return
+        live.hear_dirty(task, sample.dirty_mib_per_s)
+        if sample.need is not None and self.need_found is not None:
+            self._hear_need(live, task, sample.need, self.need_found)
+        self._window(live, task, record.mono_ns, sample, tags)
 
     def _hear_need(self, live: LiveJob, task: int, need: NeedSample, found: Callable[[], None]) -> None:
         """Record a node's estimate of a task's CPU need; request a decision if the job's need differs by enough.
@@ -354,6 +356,11 @@ def _needed(need: NeedSample | None) -> dict[str, Value]:
         return {}
     return {"need_cores": need.cores, "need_least_cores": need.least_cores, "need_most_cores": need.most_cores,
             "need_mib": need.memory_mib}  # fmt: skip
+
+
+def _dirty(sample: GuestSample) -> dict[str, Value]:
+    """Return the field of the rate at which a guest writes to its memory, if it is known."""
+    return {} if sample.dirty_mib_per_s is None else {"dirty_mib_per_s": sample.dirty_mib_per_s}
 
 
 def _now_ns() -> int:

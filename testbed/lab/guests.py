@@ -83,6 +83,7 @@ def prepare_jobs(
     shared: bool = False,
     waits: bool = False,
     watch_s: float = 0.0,
+    writes: bool = False,
 ) -> list[PreparedJob]:
     """Return the jobs with the guests of their tasks.
 
@@ -91,8 +92,9 @@ def prepare_jobs(
     Caps are fractions of the declared need. Each guest gets the next of `addresses`. Work that is measured as CPU time
     is for a core with `core_units_per_s`. Guests that are `shared` compete for all cores of a node, each with its CPU
     need as its share. With `waits` nodes record which tasks wait for which. With `watch_s` nodes estimate the CPU need
-    of tasks, in windows of that length. Raises `UserError` for a task with more work units than a guest can count, and
-    for a task whose real need differs from the declared need while its program uses all the CPU that it gets.
+    of tasks, in windows of that length. With `writes` nodes measure at which rates tasks write to memory. Raises
+    `UserError` for a task with more work units than a guest can count, and for a task whose real need differs from the
+    declared need while its program uses all the CPU that it gets.
     """
     result = []
     for job in jobs:
@@ -114,6 +116,7 @@ def prepare_jobs(
                 share_cores=cores if shared else None,
                 waits=waits,
                 watch_s=watch_s,
+                writes=writes,
                 memory_mib=memory_of(job, node_memory_mib),
                 address=next(addresses),
             )

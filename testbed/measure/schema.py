@@ -196,6 +196,12 @@ _ALL = (
             Field("need_least_cores", float, "cores", "lower bound of the estimated CPU need"),
             Field("need_most_cores", float, "cores", "upper bound of the estimated CPU need"),
             Field("need_mib", float, "MiB", "largest resident memory so far: lower bound of the memory need"),
+            Field(
+                "dirty_mib_per_s",
+                float,
+                "MiB/s",
+                'rate at which the guest changes its memory, with `mechanism = "cheaper"` on guests of QEMU only',
+            ),
             Field("cpu_s", float, "s", "CPU time used since the guest was created"),
             Field("rss_mib", float, "MiB", "resident memory"),
             Field("read_mib", float, "MiB", "read from storage since the guest was created"),

@@ -494,3 +494,22 @@ def test_guests_outlive_their_libvirtd_that_is_killed(lab: object, tmp_path: Pat
         assert await finish([(one, spec)]) == [twin(spec)]
 
     on_both(lab, tmp_path, play)
+
+
+@pytest.mark.long
+def test_the_rate_at_which_a_guest_writes_is_measured_while_it_runs(lab: object, tmp_path: Path):
+    async def play(one: Node, two: Node) -> None:
+        spec = msgspec.structs.replace(serial(THROTTLED_UNITS), writes=True)
+        await one.driver.start(spec, THROTTLED_CORES)
+
+        async def looked_at() -> float | None:
+            await one.driver.refresh()
+            return one.sample(spec.guest).dirty_mib_per_s
+
+        while await looked_at() is None:  # noqa: ASYNC110  # the hypervisor sends no event once it knows a rate
+            await asyncio.sleep(0.1)
+        assert 0 <= one.sample(spec.guest).dirty_mib_per_s <= spec.memory_mib
+        await one.driver.hold(spec.guest)
+        assert await looked_at() is None, "it writes nothing"
+
+    on_both(lab, tmp_path, play)

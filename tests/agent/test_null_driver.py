@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
+from node_agent.drivers.null import DIRTY_PERIOD_S, UNITS_PER_CORE_S, NullDriver
 from node_agent.drivers.protocol import Driver
 from testbed.errors import UserError
 from testbed.lab.virtual_time import run_in_virtual_time
@@ -28,7 +28,7 @@ class TestNullDriver(DriverConformance):
         run_in_virtual_time(main)
 
     def test_an_unknown_extra_is_named(self) -> None:
-        with pytest.raises(UserError, match="extras = 'fast': expected some of whole, live"):
+        with pytest.raises(UserError, match="extras = 'fast': expected some of whole, live, dirty"):
             NullDriver("fast")
 
     def test_time_to_the_end_is_work_over_cap(self, tmp_path: Path) -> None:
@@ -77,3 +77,24 @@ class TestNullDriverWithWholeImagesAndLiveMigration(TestNullDriver):
 
     def make(self) -> Driver:
         return NullDriver("whole,live")
+
+
+class TestNullDriverWithGuestsThatWrite(TestNullDriverWithWholeImagesAndLiveMigration):
+    def make(self) -> Driver:
+        return NullDriver("whole,live,dirty")
+
+    def test_a_guest_writes_to_its_memory_while_it_works(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            spec = self.spec("a", 8.0)
+            await node.driver.start(msgspec.structs.replace(spec, writes=True), 1.0)
+            full_mib_per_s = spec.memory_mib * spec.program.touched_frac / DIRTY_PERIOD_S
+            (sample,) = node.driver.sample()
+            assert sample.dirty_mib_per_s == pytest.approx(full_mib_per_s, rel=0.01)
+            await node.driver.set_cap("a", 0.25)
+            (sample,) = node.driver.sample()
+            assert sample.dirty_mib_per_s == pytest.approx(full_mib_per_s / 4, rel=0.01)
+            await node.driver.hold("a")
+            (sample,) = node.driver.sample()
+            assert sample.dirty_mib_per_s == 0.0
+
+        self.on_nodes(tmp_path, 1, scenario)

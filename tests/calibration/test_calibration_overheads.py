@@ -18,6 +18,7 @@ from support.calibration.synthetic_lab import (
 )
 
 from testbed.scheduling.simulation.overheads import ParallelExtra
+from testbed.scheduling.simulation.overheads_file import load_live_mib_per_s
 from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.study.calibration import fits
 from testbed.study.calibration.from_trials import calibrate_from
@@ -44,6 +45,8 @@ def test_the_simulator_reads_what_was_measured(tmp_path):
     found = calibrate_from(synthetic_trials(4, only=MOVES))
     assert found.about.notes == ()
     overheads = simulated(found, tmp_path)
+    assert found.overheads.live_mib_per_s == pytest.approx(100.0, rel=0.05)
+    assert load_live_mib_per_s(tmp_path / "calibration.toml") == pytest.approx(found.overheads.live_mib_per_s, rel=1e-4)
     assert overheads.per_node
     assert overheads.concurrent_tasks.tolist() == list(AT_ONCE)
     assert overheads.memory_gb == pytest.approx([mib * 2**20 / 1e9 for mib in SIZES_MIB])
@@ -70,6 +73,28 @@ def test_the_scenario_says_how_jobs_migrate(tmp_path):
     without = calibrate_from(Trials({**trials.begin, "migration": "live"}, stored))
     assert without.overheads.migration_s == without.overheads.migration_ways_s["save-restore"]
     assert any("migrates by live, which was not measured" in note for note in without.about.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (lambda one: {"downtime_reported_s": one["migrate_s"] - 0.5}, "Guests stand still while they are copied"),
+        (lambda _one: {"migrate_s": 3.0}, "The time of a live migration does not depend on memory"),
+    ],
+)
+def test_the_rate_at_which_memory_is_sent_is_told_only_where_guests_work_meanwhile(tmp_path, changes, note):
+    trials = synthetic_trials(4, only=MOVES)
+    moved = [
+        outcome
+        if outcome.experiment != "live-migration"
+        else msgspec.structs.replace(outcome, observations=[{**one, **changes(one)} for one in outcome.observations])
+        for outcome in trials.outcomes
+    ]
+    found = calibrate_from(Trials(trials.begin, moved))
+    assert found.overheads.live_mib_per_s is None
+    assert any(each.startswith(note) for each in found.about.notes)
+    write_calibration(tmp_path / "calibration.toml", found)
+    assert load_live_mib_per_s(tmp_path / "calibration.toml") is None
 
 
 def test_what_was_not_measured_is_left_out_and_told(tmp_path):

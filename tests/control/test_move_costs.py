@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,8 +56,8 @@ def test_models_of_the_clock_are_taken_times_the_time_scale(tmp_path: Path) -> N
         "[overheads]\nconcurrent_tasks = [1]\nmemory_gb = [1.0, 2.0]\nresume_s = [[1, 2]]\nmigration_s = [[3, 5]]\n"
     )
     job = Job(1, 0.0, 1, 0.5, 0.5, 100.0)
-    assert MoveCosts(str(path), 4.0, 60.0).of([job]).tolist() == [300.0]
-    assert MoveCosts("constant:300", 4.0, 60.0).of([job]).tolist() == [300.0]
+    assert MoveCosts(str(path), 4.0, 60.0).of([job], [0.0]).tolist() == [300.0]
+    assert MoveCosts("constant:300", 4.0, 60.0).of([job], [0.0]).tolist() == [300.0]
 
 
 @pytest.mark.parametrize(("per", "cost_s"), [("node", 3.0), ("cluster", 8.0)])
@@ -66,7 +67,7 @@ def test_tasks_on_nodes_of_their_own_move_as_fast_as_one(tmp_path: Path, per: st
         f'[overheads]\nconcurrent_tasks = [1, 8]\nconcurrent_per = "{per}"\nmemory_gb = [1.0, 2.0]\n'
         "resume_s = [[1, 1], [1, 1]]\nmigration_s = [[3, 3], [8, 8]]\n"
     )
-    assert MoveCosts(str(path), 4.0, 1.0).of([Job(1, 0.0, 8, 0.5, 0.25, 100.0)]).tolist() == [cost_s]
+    assert MoveCosts(str(path), 4.0, 1.0).of([Job(1, 0.0, 8, 0.5, 0.25, 100.0)], [0.0]).tolist() == [cost_s]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +99,40 @@ def test_a_job_migrates_live_where_that_stops_it_for_less_time(tmp_path: Path) -
     path = tmp_path / "measured.toml"
     path.write_text(WAYS)
     ways = WayCosts(str(path), 2.0)
-    assert [ways.live_is_cheaper(Job(1, 0.0, 1, 0.5, memory, 9.0)) for memory in (0.5, 0.75, 0.8, 1.0)] == [
+    assert [ways.live_is_cheaper(Job(1, 0.0, 1, 0.5, memory, 9.0), 0.0) for memory in (0.5, 0.75, 0.8, 1.0)] == [
         False, False, True, True,
     ]  # fmt: skip
     cheaper = parse_overheads(f"{path}#cheaper")
     assert cheaper.memory_gb.tolist() == [1, 1.5, 2]
     assert cheaper.migration_s.tolist() == [[2, 3, 3]]
     assert cheaper.resume_s.tolist() == [[1, 1.5, 2]]
+
+
+SENT = "\n[live_migration]\nmib_per_s = 100.0\n"
+
+
+def test_memory_that_is_written_meanwhile_is_sent_again(tmp_path: Path) -> None:
+    path, unknown = tmp_path / "measured.toml", tmp_path / "unknown.toml"
+    text = WAYS.replace("live = [[3, 3]]", "live = [[1, 2]]")
+    path.write_text(text + SENT)
+    unknown.write_text(text)
+    ways, job = WayCosts(str(path), 2.0), Job(1, 0.0, 1, 0.5, 0.5, 9.0)
+    assert ways.of(job, 0.0) == (1.0, 2.0)
+    assert ways.of(job, 50.0) == (2.0, 2.0)
+    assert ways.of(job, 75.0) == (4.0, 2.0)
+    assert ways.of(job, 100.0) == (inf, 2.0)
+    assert [ways.live_is_cheaper(job, rate) for rate in (0.0, 49.0, 51.0, 1e15)] == [True, True, False, False]
+    assert WayCosts(str(unknown), 2.0).of(job, 75.0) == (1.0, 2.0)
+    costs = MoveCosts(f"{path}#live", 2.0, 60.0, ways)
+    assert costs.of([job, job, job], [0.0, 49.0, 75.0]).tolist() == pytest.approx([60.0, 60.0 * 100 / 51, 120.0])
+
+
+@pytest.mark.parametrize("rate", ["0.0", "-1.0", "inf", "nan", '"fast"'])
+def test_a_rate_that_makes_no_sense_is_refused(tmp_path: Path, rate: str) -> None:
+    path = tmp_path / "measured.toml"
+    path.write_text(WAYS + f"\n[live_migration]\nmib_per_s = {rate}\n")
+    with pytest.raises(UserError, match=r"live_migration\.mib_per_s"):
+        WayCosts(str(path), 2.0)
 
 
 @given(
@@ -201,9 +229,30 @@ def test_a_run_takes_the_cheaper_way_for_each_job(tmp_path: Path) -> None:
         migration={"mechanism": "cheaper"},
         extras="whole,live",
     )
-    live = {job.job_id: ways.live_is_cheaper(job) for job in jobs}
+    live = {job.job_id: ways.live_is_cheaper(job, 0.0) for job in jobs}
     found = [event for event in read_events(run / "events.jsonl") if isinstance(event, Rescheduling)]
     moved = {(event.job, event.mechanism) for event in found if event.reason == "migration"}
     assert {mechanism for _, mechanism in moved} == {"live", "save-restore"}
     assert all(live[job] for job, mechanism in moved if mechanism == "live")
     assert any(not live[job] for job, _ in moved)
+
+
+@pytest.mark.parametrize(("mib_per_s", "mechanism"), [(1000.0, "live"), (40.0, "save-restore")])
+def test_a_job_that_writes_faster_than_memory_is_sent_moves_by_images(
+    tmp_path: Path, mib_per_s: float, mechanism: str
+) -> None:
+    """The jobs write 50 MiB/s and more at full speed; live migration is always cheaper for those that do not write."""
+    path = tmp_path / "m.toml"
+    path.write_text(
+        WAYS.replace("1.0, 2.0", "0.1, 0.4").replace("live = [[3, 3]]", "live = [[1, 1]]")
+        + f"\n[live_migration]\nmib_per_s = {mib_per_s}\n"
+    )
+    run = dry_run(
+        tmp_path / "r", "MCB8 */OPT=MIN", time_scale=50, overheads=str(path), migration={"mechanism": "cheaper"},
+        extras="whole,live,dirty",
+    )  # fmt: skip
+    found = [event for event in read_events(run / "events.jsonl") if isinstance(event, Rescheduling)]
+    assert {event.mechanism for event in found if event.reason == "migration"} == {mechanism}
+    points = (run / "points.lp").read_text().splitlines()
+    rates = [line for line in points if line.startswith("guest,") and "dirty_mib_per_s=" in line]
+    assert rates

@@ -27,6 +27,7 @@ def read_calibration(path: Path) -> Calibration:
     """Return the calibration of a file; a key that is unknown to its model is an error."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     about, grids, ways = data.pop("calibration"), data.pop("overheads", None), data.pop("migration_ways_s", {})
+    sent = data.pop("live_migration", {})
     assert about.pop("version") == VERSION
     progress = None
     if grids is not None:
@@ -46,6 +47,7 @@ def read_calibration(path: Path) -> Calibration:
         else OverheadGrids(
             **{key: _frozen(value) for key, value in grids.items()},
             migration_ways_s={name: _frozen(rows) for name, rows in ways.items()},
+            live_mib_per_s=sent.get("mib_per_s"),
         ),
         progress=progress and ProgressCurve(**{key: tuple(rates) for key, rates in progress.items()}),
         outliers=tuple(Outlier(**each) for each in data.pop("outlier", ())),

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from node_agent.drivers.builtin import LIBVIRT
 from node_agent.drivers.protocol import (
     GUEST_NAME,
@@ -28,6 +30,7 @@ from node_agent.drivers.protocol import (
 from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.aftermath import is_image_of
 from node_agent.drivers.virt.daemons import daemon_pids
+from node_agent.drivers.virt.dirty_rate import DirtyRates
 from node_agent.drivers.virt.domain import Place, network_of, own_guest, tap_of
 from node_agent.drivers.virt.fence_watching import FenceWatching
 from node_agent.drivers.virt.groups import VcpuGroups
@@ -90,6 +93,7 @@ class LibvirtDriver(Driver):
         self._image: GuestImage | None = None
         self._native: NativePrograms | None = None
         self._traffic = TrafficWatch()
+        self._dirty_rates = DirtyRates(self._timeouts.call_s)
         self._watching: FenceWatching | None = None
         self.keep_s = 0.0  # libvirt keeps guests for any time
         self.on_saved: OnSaved = _ignore
@@ -148,6 +152,7 @@ class LibvirtDriver(Driver):
         if self._native is not None:
             await self._native.close()
             self._native = None
+        await self._dirty_rates.close()
         with contextlib.suppress(DriverError):
             await self._guests.sweep(*self._reached())
         await self._hypervisor.close()
@@ -355,10 +360,18 @@ class LibvirtDriver(Driver):
         """See `Driver.refresh`."""
         guests = list(self._guests.values())
         await asyncio.gather(*(guest.look() for guest in guests))
+        if self._hypervisor is not None and self._platform.dirty_rates:
+            writing = [guest.name for guest in guests if guest.spec.writes and guest.state is State.RUNNING]
+            self._dirty_rates.refresh(self._hypervisor, writing)
 
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`; guests that have arrived by migration and wait to be adopted are `arrived`."""
-        here = [guest.sample(self._traffic.waits_s(guest.name)) for guest in list(self._guests.values())]
+        here = [
+            msgspec.structs.replace(
+                guest.sample(self._traffic.waits_s(guest.name)), dirty_mib_per_s=self._dirty_rates.of(guest.name)
+            )
+            for guest in list(self._guests.values())
+        ]
         return here + self._live.arrived()
 
     async def guess_waits(self, guest: str, addresses: Sequence[str]) -> None:

@@ -79,6 +79,7 @@ class Platform(Protocol):
     shared: bool  # whether agents of several nodes may use one hypervisor, each with its own domains
     heavy_at_once: int  # how many domains may be created, saved or restored at the same time
     taps: bool  # whether virtual CPUs are threads of this machine, and cards are taps
+    dirty_rates: bool  # whether it measures at which rates guests write to their memory
     aborts_saves: bool  # whether a save in progress can be aborted
     keepalive_s: int  # interval of libvirt's keepalive; three without an answer close the connection
     boot_s: float  # about how long a small guest takes to start; known once it is open

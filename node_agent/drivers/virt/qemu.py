@@ -30,6 +30,7 @@ class Qemu:
     shared = True
     heavy_at_once = 32  # a separate QEMU process does the work of each
     taps = True
+    dirty_rates = True
     aborts_saves = True
     keepalive_s = 5
     boot_s = 6.0  # emulated

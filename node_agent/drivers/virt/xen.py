@@ -150,6 +150,7 @@ class Xen:
     shared = False
     heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
     taps = False
+    dirty_rates = False
     aborts_saves = False  # libvirt's libxl driver cannot
     keepalive_s = 40
     boot_s = 2.0

@@ -29,7 +29,8 @@ extrapolated from the last two points of an axis; rates are interpolated linearl
 `memory_gb`, a simulation refuses tasks of more than twice the largest one, as their overheads are unknown. With
 `FILE.toml#extrapolate` it accepts them. `testbed.scheduling.simulation.overheads.Overheads` describes the columns. The
 table `[migration_ways_s]` may have the migrations, on the same grid, by `save-restore` and by `live`; it is read to
-compare both. Other tables of the file are not read.
+compare both. The table `[live_migration]` may have `mib_per_s`, at which a live migration sends memory; it is read for
+guests that write to their memory meanwhile. Other tables of the file are not read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from testbed.bus.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
+from testbed.bus.limits import MOST_AMOUNT, MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.errors import InputError, UserError, nearest
 from testbed.scheduling.policies.view import Floats
 from testbed.scheduling.simulation.overheads import Overheads, ParallelExtra
@@ -104,6 +105,12 @@ class _Ways(BaseModel):
     live: Annotated[list[_Row], Field(min_length=1)]
 
 
+class _LiveMigration(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mib_per_s: Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)] | None = None
+
+
 def has_ways(path: Path) -> bool:
     """Whether a file has the costs of both mechanisms of migration; raises `UserError` for a file that is no TOML."""
     found = read_toml(path, "a TOML file with a table of overheads").get("migration_ways_s")
@@ -127,6 +134,15 @@ def load_ways(path: Path) -> dict[str, Overheads]:
             raise InputError(str(path), f"migration_ways_s.{way}", rows, "rows as those of [overheads]")
         found[way] = replace(plain, migration_s=np.array(rows, dtype=np.float64))
     return found
+
+
+def load_live_mib_per_s(path: Path) -> float | None:
+    """Return the rate at which a live migration sends memory, None if the file has none; raises `UserError`."""
+    table = read_toml(path, "a TOML file with a table of overheads").get("live_migration", {})
+    try:
+        return _LiveMigration.model_validate(table).mib_per_s
+    except ValidationError as error:
+        raise first_mistake(path, _LiveMigration, error, table="live_migration") from None
 
 
 def load_cheaper(path: Path) -> Overheads:

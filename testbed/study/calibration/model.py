@@ -87,7 +87,8 @@ class OverheadGrids:
 
     `start_s` is None if no start was measured. `migration_ways_s` has a complete migration by each mechanism that was
     measured; `migration_s` is that by the mechanism of the lab's scenario. `parallel` has the additional seconds for
-    jobs of several tasks, by the names of these grids; None if not measured.
+    jobs of several tasks, by the names of these grids; None if not measured. `live_mib_per_s` is the rate at which a
+    live migration sends memory, None if it is not known or if guests are stopped meanwhile.
     """
 
     concurrent_tasks: tuple[int, ...]
@@ -98,6 +99,7 @@ class OverheadGrids:
     migration_s: Grid
     migration_ways_s: Mapping[str, Grid]
     parallel: Mapping[str, float] | None = None
+    live_mib_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

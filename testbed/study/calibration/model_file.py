@@ -36,6 +36,8 @@ _COMMENTS = {
         time that a complete migration takes from its job. parallel: additional seconds of jobs of several tasks.
         progress: rate of progress relative to the dedicated rate, by yield.""",
     "migration_ways_s": "Complete migrations by each mechanism that was measured, on the grid of [overheads].",
+    "live_migration": """mib_per_s: rate at which a live migration sends the memory of one guest. Guests that write to
+        their memory meanwhile take longer.""",
     "quantity": """low, high: 95 % interval over n trials (missing: unknown). model: constant, linear over memory,
         shared (tasks at once share the total rate), levels (a line for each number of tasks at once), maximum.
         goodness: median absolute residual relative to the model. outliers: observations beyond 3.5 robust standard
@@ -63,6 +65,8 @@ def calibration_text(calibration: Calibration) -> str:
     if calibration.overheads is not None:
         tables["overheads"] = overheads_table(calibration)
         tables["migration_ways_s"] = calibration.overheads.migration_ways_s
+        if calibration.overheads.live_mib_per_s is not None:
+            tables["live_migration"] = {"mib_per_s": calibration.overheads.live_mib_per_s}
     tables["quantity"] = [_quantity(quantity) for quantity in calibration.quantities]
     tables["outlier"] = [asdict(outlier) for outlier in calibration.outliers]
     tables["failed"] = [asdict(failed) for failed in calibration.failed]
@@ -75,7 +79,7 @@ def overheads_table(calibration: Calibration) -> dict[str, Any]:
     if grids is None:
         return {}
     table = {"concurrent_per": "node", **asdict(grids)}
-    del table["migration_ways_s"]
+    del table["migration_ways_s"], table["live_mib_per_s"]
     if calibration.progress is not None:
         curve = calibration.progress  # without measurements, jobs progress at their yield, as the papers assume
         table["progress"] = {

@@ -23,6 +23,7 @@ from testbed.study.calibration.quantities import WHOLE, Column, Quantities, colu
 from testbed.study.calibration.trials import Outcome, Trials
 
 GB_PER_MIB = 2**20 / 1e9
+_STOPPED_FRAC = 0.5  # of a migration's time per MiB: if more of it is downtime, the guest is stopped while it is copied
 _MOVING = (SaveRestore.name, Transfer.name, LiveMigration.name, Start.name)
 
 
@@ -52,6 +53,8 @@ def overheads_from(
     live = found[LiveMigration.name].fit("live_felt")
     if live is not None:
         ways[LIVE] = grid(live)
+    sent_mib_per_s, note = _sent_mib_per_s(found[LiveMigration.name])
+    notes += [note] if note else []
     chosen = str(trials.begin.get("migration", SAVE_AND_RESTORE))
     if chosen not in ways:
         notes.append(f"The scenario migrates by {chosen}, which was not measured: migration_s is by save and restore.")
@@ -70,9 +73,24 @@ def overheads_from(
             migration_s=ways[chosen],
             migration_ways_s=ways,
             parallel=_parallel(trials, save, resume, start),
+            live_mib_per_s=sent_mib_per_s,
         ),
         notes,
     )
+
+
+def _sent_mib_per_s(measured: Quantities) -> tuple[float | None, str]:
+    """Return the rate at which a live migration of one guest sends memory, None if it is not known, and a note why."""
+    whole, downtime = measured.fit("live_migration"), measured.fit("live_downtime")
+    if whole is None:
+        return None, ""
+    slope = whole.s_per_mib[0]
+    if slope is None or not slope.low > 0.0:
+        return None, "The time of a live migration does not depend on memory: costs of guests that write are not known."
+    stopped = downtime.s_per_mib[0] if downtime is not None else None
+    if stopped is not None and stopped.value > _STOPPED_FRAC * slope.value:
+        return None, "Guests stand still while they are copied: a live migration sends nothing twice."
+    return round(1.0 / slope.value, 6), ""
 
 
 def _missed(name: str, fit: TimeFit) -> str:
