@@ -177,7 +177,9 @@ async def comes_in(doors: Doors, name: str) -> bool:
     try:
         async with MqttBus(doors.agent(name), f"probe-{name}", keep_session=False):
             return True
-    except BusError:
+    except BusError as error:
+        if "was revoked" not in str(error):
+            raise
         return False
 
 
