@@ -511,5 +511,6 @@ def test_the_rate_at_which_a_guest_writes_is_measured_while_it_runs(lab: object,
         assert 0 <= one.sample(spec.guest).dirty_mib_per_s <= spec.memory_mib
         await one.driver.hold(spec.guest)
         assert await looked_at() is None, "it writes nothing"
+        await one.driver.stop(spec.guest)
 
     on_both(lab, tmp_path, play)
