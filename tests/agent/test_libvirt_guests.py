@@ -502,15 +502,12 @@ def test_the_rate_at_which_a_guest_writes_is_measured_while_it_runs(lab: object,
         spec = msgspec.structs.replace(serial(THROTTLED_UNITS), writes=True)
         await one.driver.start(spec, THROTTLED_CORES)
 
-        async def looked_at() -> float | None:
-            await one.driver.refresh()
-            return one.sample(spec.guest).dirty_mib_per_s
-
-        while await looked_at() is None:  # noqa: ASYNC110  # the hypervisor sends no event once it knows a rate
-            await asyncio.sleep(0.1)
+        await one.driver.refresh()
+        await one.driver._dirty_rates.settled()
         assert 0 <= one.sample(spec.guest).dirty_mib_per_s <= spec.memory_mib
         await one.driver.hold(spec.guest)
-        assert await looked_at() is None, "it writes nothing"
+        await one.driver.refresh()
+        assert one.sample(spec.guest).dirty_mib_per_s is None, "it writes nothing"
         await one.driver.stop(spec.guest)
 
     on_both(lab, tmp_path, play)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from support.bus.bus_worlds import MQTT_KINDS, Mailbox, MqttWorld, lost, run, world
+from support.bus.bus_worlds import MQTT_KINDS, Mailbox, MqttWorld, command_after_lease, lost, run, world
 from support.live import HANG_S
 
 from testbed.bus import client as client_module
@@ -131,17 +131,8 @@ def test_a_wrong_password_is_told(kind: str) -> None:
 @by_broker
 def test_what_is_retained_is_handled_before_what_waited_in_the_session_even_if_it_comes_late(kind: str) -> None:
     async def scenario() -> None:
-        async with world(kind) as w, w.bus("a") as a:
-            async with w.bus("b") as b:
-                await b.subscribe("command", Mailbox())
-            await a.publish("command", b"go")
-            await a.publish("lease", b"yours", retain=True)
-            w.late["b"] = (b"lease", b"command")
-            both = Mailbox()
-            async with w.bus("b") as b:
-                await b.subscribe("lease", both)
-                await b.subscribe("command", both)
-                assert await both.count(2) == [b"yours", b"go"]
+        async with world(kind) as w:
+            await command_after_lease(w, late=(b"lease", b"command"))
 
     run(scenario())
 

@@ -14,7 +14,7 @@ from node_agent.drivers.virt.hypervisor import Hypervisor
 
 EVERY_S = 10.0  # a measurement samples pages of a guest twice, and takes CPU time of its node
 PERIOD_S = 1  # between both samples
-_SETTLED_S = 0.5  # after the period, until the rate can be read
+_POLL_S = 0.2  # libvirt sends no event once a rate is known
 
 
 class DirtyRates:
@@ -49,10 +49,22 @@ class DirtyRates:
     async def _measure_one(self, hypervisor: Hypervisor, guest: str) -> None:
         with contextlib.suppress(DriverError):  # it is gone, is being saved, or its hypervisor measures no rates
             await hypervisor.on_domain(guest, self._deadline_s, lambda domain: domain.startDirtyRateCalc(PERIOD_S))
-            await asyncio.sleep(PERIOD_S + _SETTLED_S)
+            await asyncio.sleep(PERIOD_S)
+            with contextlib.suppress(TimeoutError):  # the rate stays as it was
+                async with asyncio.timeout(self._deadline_s):
+                    self._rates[guest] = await self._result(hypervisor, guest)
+
+    async def _result(self, hypervisor: Hypervisor, guest: str) -> float:
+        while True:
             found = await hypervisor.on_domain(guest, self._deadline_s, _measured)
             if found is not None:
-                self._rates[guest] = found
+                return found
+            await asyncio.sleep(_POLL_S)
+
+    async def settled(self) -> None:
+        """Wait until no measurement is in progress."""
+        if self._measuring is not None:
+            await asyncio.wait([self._measuring])
 
     async def close(self) -> None:
         """End a measurement in progress."""

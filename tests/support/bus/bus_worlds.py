@@ -206,6 +206,22 @@ class MqttWorld(World):
             await self.buses[name].connected.wait()
 
 
+async def command_after_lease(w: Any, late: tuple[bytes, bytes] | None = None) -> None:
+    """Assert that a client that comes back hears a retained lease before the command that waited for it."""
+    async with w.bus("a") as a:
+        async with w.bus("b") as b:
+            await b.subscribe("command", Mailbox())
+        await a.publish("command", b"go")
+        await a.publish("lease", b"yours", retain=True)
+        if late is not None:
+            w.late["b"] = late
+        both = Mailbox()
+        async with w.bus("b") as b:
+            await b.subscribe("lease", both)
+            await b.subscribe("command", both)
+            assert await both.count(2) == [b"yours", b"go"]
+
+
 KINDS = [
     "memory",
     "embedded",
