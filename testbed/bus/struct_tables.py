@@ -9,7 +9,8 @@ import msgspec
 from msgspec import inspect as shapes
 
 _UNITS = (
-    ("trace_s", "trace s"), ("_units_per_s", "units/s"), ("_s", "s"), ("_ns", "ns"), ("_mib", "MiB"), ("_bytes", "B"),
+    ("trace_s", "trace s"), ("_units_per_s", "units/s"), ("_mib_per_s", "MiB/s"),
+    ("_s", "s"), ("_ns", "ns"), ("_mib", "MiB"), ("_bytes", "B"),
     ("_cores", "cores"), ("_frac", "1"),
 )  # fmt: skip
 _OR_NULL = " or null"
