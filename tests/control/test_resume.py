@@ -27,7 +27,7 @@ from testbed.run.reader import read_history
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.workload.jobs import Job
 
-EVERY = int(os.environ.get("DFRS_RESUME_EVERY", "149"))  # the controller is lost at every EVERYth entry
+EVERY = int(os.environ.get("DFRS_RESUME_EVERY", "307"))  # the controller is lost at every EVERYth entry
 SPREAD, RECOVERING = 7, 23  # the second loss is at one of the first entries after the resume, each time another one
 KEEP = {"on_controller_loss": "keep", "deadlines": {"lease_ttl_s": LEASE_S}}
 
