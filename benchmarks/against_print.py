@@ -1,7 +1,8 @@
 """Compare the printed tables of [RR] with a campaign: which values agree within the sampling error, and which do not.
 
     testbed campaign rr7659-catalogue --out catalogue            # hours, resumable
-    python benchmarks/against_print.py catalogue --json print.jsonl > page.md
+    python benchmarks/against_print.py catalogue --keep ours.csv.xz --json print.jsonl > page.md
+    python benchmarks/against_print.py ours.csv.xz > page.md     # the same page, without the campaign
 
 The synthetic traces of [RR] are not available: theirs and ours are 100 draws each from the same model. So a mean of
 synthetic traces agrees if it differs by no more than 1.96 standard errors of the difference. Our standard error comes
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import lzma
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -37,6 +39,8 @@ NAMES = {"EASY": ("EASY", "EASY/2011")}
 SETS = {"real-world": ("hpc2n", 0.0), "unscaled": ("unscaled", 0.0), "scaled": ("scaled", 0.0),
         "scaled, load 0.7 and more": ("scaled", 0.7)}  # fmt: skip
 CLOSE_FRAC = 0.01
+KEYS = ("traces", "seed", "week", "load", "policy")
+DIGITS = 7  # of the results that are kept; at most five are printed
 
 
 class Compared(NamedTuple):
@@ -54,13 +58,37 @@ class Compared(NamedTuple):
     agrees: bool | None
 
 
-def read_results(folder: Path) -> list[dict[str, str]]:
-    """Read the results of a campaign; raise `UserError` if there are none."""
+def read_printed() -> list[dict[str, str]]:
+    """Read the printed values."""
+    with PRINTED.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measures_of(printed: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the columns of results that the printed values compare with."""
+    names = {each["measure"]: None for each in printed if each["measure"] != "degradation"}
+    return [*BOUNDS.values(), *names]
+
+
+def read_results(path: Path) -> list[dict[str, str]]:
+    """Read the results of a campaign's folder, or a file that `--keep` wrote; raise `UserError` without them."""
+    source = path / "results.csv" if path.is_dir() else path
     try:
-        with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+        with lzma.open(source, "rt", newline="") if source.suffix == ".xz" else source.open(newline="") as file:
             return list(csv.DictReader(file))
-    except OSError as error:
-        raise UserError(f"{folder}/results.csv: {error.strerror}: expected the folder of a campaign") from error
+    except (OSError, lzma.LZMAError) as error:
+        raise UserError(f"{source}: {error}: expected results of a campaign") from error
+
+
+def keep(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Write the compared columns of all results, with `DIGITS` significant digits."""
+    measures = measures_of(read_printed())
+    with lzma.open(path, "wt", preset=9, newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*KEYS, *measures])
+        for row in rows:
+            values = [f"{float(row[name]):.{DIGITS}g}" if row.get(name) else "" for name in measures]
+            writer.writerow([*(row[key] for key in KEYS), *values])
 
 
 def statistic_of(name: str, values: Floats) -> float:
@@ -85,8 +113,7 @@ def compare(rows: Sequence[Mapping[str, str]]) -> list[Compared]:
     cases: dict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
     for row in rows:
         cases[row["traces"], row["policy"]].append(row)
-    with PRINTED.open(encoding="utf-8", newline="") as file:
-        printed = list(csv.DictReader(file))
+    printed = read_printed()
     deviation = {
         (each["table"], each["traces"], each["algorithm"]): float(each["value"])
         for each in printed if each["statistic"] == "std"
@@ -171,13 +198,16 @@ def page(found: Sequence[Compared]) -> str:
 def main() -> None:
     """Read the results, compare them, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="CAMPAIGN", help="folders of campaigns")
+    parser.add_argument("results", nargs="+", type=Path, metavar="CAMPAIGN", help="folders of campaigns, or kept files")
+    parser.add_argument("--keep", type=Path, metavar="FILE.csv.xz", help="write the compared columns of the results")
     parser.add_argument("--json", type=Path, metavar="FILE", help="a line of JSON for each value")
     options = parser.parse_args()
     try:
-        rows = [row for folder in options.folders for row in read_results(folder)]
+        rows = [row for path in options.results for row in read_results(path)]
     except UserError as error:
         sys.exit(f"against_print: {error}")
+    if options.keep:
+        keep(rows, options.keep)
     found = compare(rows)
     if options.json:
         with options.json.open("w", encoding="utf-8") as file:

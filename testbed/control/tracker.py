@@ -28,6 +28,10 @@ _NOTHING = Supersteps(steps=0, longest_s=0.0, compute_s=0.0, comm_s=0.0)
 
 @dataclass(slots=True)
 class _OpenWindow:
+    """A window that has not ended. The CPU time of a guest starts from 0 in each life, and on each node."""
+
+    tags: dict[str, str]
+    life: tuple[int, int]  # node and generation
     wanted_cores: float
     cap_cores: float  # in force, as read back
     begin_ns: int
@@ -154,8 +158,8 @@ class Tracker:
                 progress.arriving.discard(task)
                 self._last_steps(node, live, task, end)
             case Drift(found=float() as found, wanted=float() as wanted, of="cap"):
+                self._end_window(live, task, drifted=True)
                 tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
-                self._end_window(live, task, live.specs[task].guest, tags, drifted=True)
                 self._recorder.cap_drift(tags, found, wanted)
             case Healed(silent_s=float() as silent_s):
                 name = self._recorder.node_names[node]
@@ -243,12 +247,12 @@ class Tracker:
             live.progress.advance(task, sample.units_done)
             live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
         if record.late:  # whether the job was steady at that time is unknown
-            self._end_window(live, task, sample.guest, tags)
+            self._end_window(live, task)
             return
         live.hear_dirty(task, sample.dirty_mib_per_s)
         if sample.need is not None and self.need_found is not None:
             self._hear_need(live, task, sample.need, self.need_found)
-        self._window(live, task, record.mono_ns, sample, tags)
+        self._window(live, task, node.index, record.mono_ns, sample, tags)
 
     def _hear_need(self, live: LiveJob, task: int, need: NeedSample, found: Callable[[], None]) -> None:
         """Record a node's estimate of a task's CPU need; request a decision if the job's need differs by enough.
@@ -306,48 +310,54 @@ class Tracker:
             limit_cores = min(most_cores, cap_at(spec, yield_frac) * sharers)
         return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
 
-    def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
+    def _window(
+        self, live: LiveJob, task: int, node: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]
+    ) -> None:
         """Add a sample to the open window, which ends when the cap in force changes or is unknown.
 
         Guests that compete by shares have no windows: their usage depends on other guests more than on their caps.
         """
         found, wanted = sample.cap_cores, sample.wanted_cores
         if found is None or wanted is None or sample.share_cores is not None:
-            self._end_window(live, task, sample.guest, tags)
+            self._end_window(live, task)
             return
-        drifted = not same_cap(found, wanted, float(live.specs[task].program.workers))
-        window = self._windows.get(sample.guest)
         steady = live.state.phase is Phase.RUNNING and live.advances and not live.state.finished_tasks
+        drifted = steady and not same_cap(found, wanted, float(live.specs[task].program.workers))
+        new = _OpenWindow(
+            tags, (node, live.state.generation), wanted, found, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s
+        )
+        window = self._windows.get(sample.guest)
+        if window is not None and window.life != new.life:  # no sample saw the end of the guest's previous life
+            self._end_window(live, task)
+            window = None
         same = window is not None and (found, wanted) == (window.cap_cores, window.wanted_cores)
         if window is not None and (drifted or not steady or not same):
-            self._end_window(live, task, sample.guest, tags, drifted=drifted)
+            self._end_window(live, task, drifted=drifted)
             window = None
         if drifted or not steady:
             return
         if window is None:
-            self._windows[sample.guest] = _OpenWindow(wanted, found, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
+            self._windows[sample.guest] = new
             return
         window.last_ns, window.last_cpu_s = mono_ns, sample.cpu_s
         if mono_ns - window.begin_ns >= 10 * 10**9:
-            self._close_window(live, task, window, tags)
-            self._windows[sample.guest] = _OpenWindow(wanted, found, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
+            self._close_window(live, task, window)
+            self._windows[sample.guest] = new
 
-    def _end_window(
-        self, live: LiveJob, task: int, guest: str, tags: dict[str, str], *, drifted: bool = False
-    ) -> None:  # fmt: skip
-        window = self._windows.pop(guest, None)
+    def _end_window(self, live: LiveJob, task: int, *, drifted: bool = False) -> None:
+        window = self._windows.pop(live.specs[task].guest, None)
         if window is not None:
-            self._close_window(live, task, window, tags, drifted=drifted)
+            self._close_window(live, task, window, drifted=drifted)
 
-    def _close_window(
-        self, live: LiveJob, task: int, window: _OpenWindow, tags: dict[str, str], *, drifted: bool = False
-    ) -> None:  # fmt: skip
+    def _close_window(self, live: LiveJob, task: int, window: _OpenWindow, *, drifted: bool = False) -> None:
         length_s = (window.last_ns - window.begin_ns) / 1e9
         if length_s >= SHORTEST_WINDOW_S:
             used_s = window.last_cpu_s - window.begin_cpu_s
             program = live.specs[task].program.name
             used_cores = used_s / length_s
-            self._recorder.cap_window(tags, CapWindow(program, window.wanted_cores, used_cores, length_s, drifted))
+            self._recorder.cap_window(
+                window.tags, CapWindow(program, window.wanted_cores, used_cores, length_s, drifted)
+            )
 
 
 def _needed(need: NeedSample | None) -> dict[str, Value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -274,6 +275,39 @@ def test_a_drift_ends_a_window_and_marks_it_and_begins_none_while_it_lasts(tmp_p
         assert [window.drifted for window in world.recorder.cap_windows] == [True, False, False]
         caps = [(fields["cap_cores"], fields["wanted_cores"]) for _, fields in world.points("guest")]
         assert caps[4:10] == [(0.5, 0.5), *[(0.9, 0.5)] * 4, (0.5, 0.5)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("node", [Node(0, "n0"), Node(1, "n1")])
+def test_a_restored_guest_begins_a_window_even_if_no_sample_saw_it_saved(tmp_path: Path, node: Node) -> None:
+    """The CPU time of a restored guest starts from 0. Windows were negative where it started on another node."""
+
+    async def main() -> None:
+        world = World(tmp_path)
+        for second in range(5):
+            world.sample(second, guest(second, 0.5 * second))
+        world.live.state.running_on, world.live.state.been = (node.index,), {(0, 0), (node.index, 0)}
+        world.live.state.generation += 1
+        world.node = node
+        for second in range(6, 20):  # more CPU time than before, so that no counter is seen to fall
+            world.sample(second, guest(second, 0.5 * (second - 1)))
+        assert windows(world) == [(4.0, 0.5, False), (10.0, 0.5, False)]
+        assert [fields["achieved_cores"] for _, fields in world.points("cap")] == [pytest.approx(0.5)] * 2
+        text = (world.directory.path / "points.lp").read_text()
+        assert re.findall("^cap,job=7,node=(n.)", text, re.MULTILINE) == ["n0", node.name]
+
+    run(main())
+
+
+def test_a_guest_that_is_saved_without_its_cap_has_not_drifted(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        for second in range(4):
+            world.sample(second, guest(second, 0.5 * second))
+        world.live.state.phase = Phase.SAVING
+        world.sample(4, guest(4, 4.0, cap_cores=1.0))
+        assert windows(world) == [(3.0, 0.5, False)]
 
     run(main())
 
