@@ -194,6 +194,11 @@ class World:
         record = telemetry(at_s, found, late=late, **more)
         self.tracker.telemetry(self.node, record, self.begin_ns + int(at_s * 1e9))
 
+    def use(self, cores: float, first_s: int, end_s: int, *, late: bool = False, **caps: float | None) -> None:
+        """Sample a guest once a second; its CPU time is `cores` times the seconds since the begin."""
+        for second in range(first_s, end_s):
+            self.sample(second, guest(second, cores * second, **caps), late=late)
+
     def tell(self, event: str, detail: dict[str, object]) -> None:
         told = GuestEvent(node="n0", guest="g", event=event, mono_ns=0, detail=detail)
         self.tracker.guest_event(0, report_of(told))
@@ -238,12 +243,9 @@ def test_points_of_late_samples_have_the_time_of_the_sample(tmp_path: Path) -> N
 def test_a_window_of_constant_cap_ends_where_samples_come_late(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
-        for second in range(6):
-            world.sample(second, guest(second, 0.5 * second))
-        for second in range(6, 9):
-            world.sample(second, guest(second, 0.9 * second), late=True)
-        for second in range(9, 21):
-            world.sample(second, guest(second, 0.25 * second))
+        world.use(0.5, 0, 6)
+        world.use(0.9, 6, 9, late=True)
+        world.use(0.25, 9, 21)
         found = [(fields["achieved_cores"], fields["window_s"]) for _, fields in world.points("cap")]
         assert found == [(pytest.approx(0.5), 5.0), (pytest.approx(0.25), 10.0)]
 
@@ -261,14 +263,10 @@ def windows(world: World) -> list[tuple[float, float, bool]]:
 def test_a_drift_ends_a_window_and_marks_it_and_begins_none_while_it_lasts(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
-        for second in range(5):
-            world.sample(second, guest(second, 0.5 * second))
-        for second in range(5, 9):  # another program raised the cap to 0.9 cores
-            world.sample(second, guest(second, 0.9 * second, cap_cores=0.9))
-        for second in range(9, 13):
-            world.sample(second, guest(second, 0.5 * second))
-        for second in range(13, 17):
-            world.sample(second, guest(second, 0.5 * second, cap_cores=0.25, wanted_cores=0.25))
+        world.use(0.5, 0, 5)
+        world.use(0.9, 5, 9, cap_cores=0.9)  # another program raised the cap to 0.9 cores
+        world.use(0.5, 9, 13)
+        world.use(0.5, 13, 17, cap_cores=0.25, wanted_cores=0.25)
         world.live.state.phase = Phase.SAVING
         world.sample(17, guest(17, 17.0, cap_cores=0.25, wanted_cores=0.25))
         assert windows(world) == [(4.0, 0.5, True), (3.0, 0.5, False), (3.0, 0.25, False)]
@@ -285,13 +283,11 @@ def test_a_restored_guest_begins_a_window_even_if_no_sample_saw_it_saved(tmp_pat
 
     async def main() -> None:
         world = World(tmp_path)
-        for second in range(5):
-            world.sample(second, guest(second, 0.5 * second))
+        world.use(0.5, 0, 5)
         world.live.state.running_on, world.live.state.been = (node.index,), {(0, 0), (node.index, 0)}
         world.live.state.generation += 1
         world.node = node
-        for second in range(6, 20):  # more CPU time than before, so that no counter is seen to fall
-            world.sample(second, guest(second, 0.5 * (second - 1)))
+        world.use(0.5, 6, 20)  # more CPU time than before, so that no counter is seen to fall
         assert windows(world) == [(4.0, 0.5, False), (10.0, 0.5, False)]
         assert [fields["achieved_cores"] for _, fields in world.points("cap")] == [pytest.approx(0.5)] * 2
         text = (world.directory.path / "points.lp").read_text()
@@ -303,8 +299,7 @@ def test_a_restored_guest_begins_a_window_even_if_no_sample_saw_it_saved(tmp_pat
 def test_a_guest_that_is_saved_without_its_cap_has_not_drifted(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
-        for second in range(4):
-            world.sample(second, guest(second, 0.5 * second))
+        world.use(0.5, 0, 4)
         world.live.state.phase = Phase.SAVING
         world.sample(4, guest(4, 4.0, cap_cores=1.0))
         assert windows(world) == [(3.0, 0.5, False)]
@@ -315,14 +310,12 @@ def test_a_guest_that_is_saved_without_its_cap_has_not_drifted(tmp_path: Path) -
 def test_a_drift_that_no_sample_saw_ends_a_window_too(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
-        for second in range(4):
-            world.sample(second, guest(second, 0.5 * second))
+        world.use(0.5, 0, 4)
         detail = {"found": -1.0, "wanted": 0.5}
         world.tracker.guest_event(
             0, report_of(GuestEvent(node="n0", guest="g", event="drift", mono_ns=0, detail=detail))
         )
-        for second in range(4, 8):
-            world.sample(second, guest(second, 0.5 * second))
+        world.use(0.5, 4, 8)
         world.live.state.phase = Phase.SAVING
         world.sample(8, guest(8, 4.0))
         assert windows(world) == [(3.0, 0.5, True), (3.0, 0.5, False)]
@@ -351,10 +344,8 @@ def test_a_node_that_never_had_a_guest_has_no_say_about_it(tmp_path: Path) -> No
 def test_a_cap_that_could_not_be_read_is_no_number_and_no_window(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
-        for second in range(4):
-            world.sample(second, guest(second, 0.5 * second))
-        for second in range(4, 8):
-            world.sample(second, guest(second, 0.5 * second, cap_cores=None))
+        world.use(0.5, 0, 4)
+        world.use(0.5, 4, 8, cap_cores=None)
         assert windows(world) == [(3.0, 0.5, False)]
         assert [sorted(set(fields) & {"cap_cores", "wanted_cores"}) for _, fields in world.points("guest")] == [
             *[["cap_cores", "wanted_cores"]] * 4, *[["wanted_cores"]] * 4
