@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from testbed.bus.caps import same_cap
 from testbed.bus.guest_details import Done, Drift, GuestReport, Healed, Progress
 from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.telemetry import ExchangeCounts, GuestSample, NeedSample, Supersteps, Telemetry
+from testbed.control.cap_windows import CapWindows
 from testbed.control.cluster import Cluster, LiveJob
-from testbed.control.recorder import CapWindow, Recorder
+from testbed.control.recorder import Recorder
 from testbed.control.share_flows import ShareFlows
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.lab.fleet import Node
@@ -21,23 +20,8 @@ from testbed.needs.estimator import NEED_WINDOW_S, NEWS_FRAC
 from testbed.run import events
 from testbed.run.phases import Phase
 
-SHORTEST_WINDOW_S = 2.0
 _MOST_BOOTS = 10_000  # bound on the boots of nodes whose lost samples are counted
 _NOTHING = Supersteps(steps=0, longest_s=0.0, compute_s=0.0, comm_s=0.0)
-
-
-@dataclass(slots=True)
-class _OpenWindow:
-    """A window that has not ended. The CPU time of a guest starts from 0 in each life, and on each node."""
-
-    tags: dict[str, str]
-    life: tuple[int, int]  # node and generation
-    wanted_cores: float
-    cap_cores: float  # in force, as read back
-    begin_ns: int
-    begin_cpu_s: float
-    last_ns: int
-    last_cpu_s: float
 
 
 class StepMeter:
@@ -87,7 +71,7 @@ class Tracker:
         for live in cluster.jobs.values():
             self.follow(live)
         self._ends: set[tuple[int, str, str, int]] = set()  # processed ends: agents resend events after an outage
-        self._windows: dict[str, _OpenWindow] = {}
+        self._windows = CapWindows(recorder)
         self._steps = StepMeter()
         self._flows = ShareFlows(recorder)
         self._accounts = CpuAccounts()
@@ -158,7 +142,7 @@ class Tracker:
                 progress.arriving.discard(task)
                 self._last_steps(node, live, task, end)
             case Drift(found=float() as found, wanted=float() as wanted, of="cap"):
-                self._end_window(live, task, drifted=True)
+                self._windows.end(live.specs[task].guest, drifted=True)
                 tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
                 self._recorder.cap_drift(tags, found, wanted)
             case Healed(silent_s=float() as silent_s):
@@ -247,12 +231,12 @@ class Tracker:
             live.progress.advance(task, sample.units_done)
             live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
         if record.late:  # whether the job was steady at that time is unknown
-            self._end_window(live, task)
+            self._windows.end(sample.guest)
             return
         live.hear_dirty(task, sample.dirty_mib_per_s)
         if sample.need is not None and self.need_found is not None:
             self._hear_need(live, task, sample.need, self.need_found)
-        self._window(live, task, node.index, record.mono_ns, sample, tags)
+        self._windows.take(live, task, node.index, record.mono_ns, sample, tags)
 
     def _hear_need(self, live: LiveJob, task: int, need: NeedSample, found: Callable[[], None]) -> None:
         """Record a node's estimate of a task's CPU need; request a decision if the job's need differs by enough.
@@ -309,55 +293,6 @@ class Tracker:
             sharers = len(live.specs) if self.divides else 1
             limit_cores = min(most_cores, cap_at(spec, yield_frac) * sharers)
         return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
-
-    def _window(
-        self, live: LiveJob, task: int, node: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]
-    ) -> None:
-        """Add a sample to the open window, which ends when the cap in force changes or is unknown.
-
-        Guests that compete by shares have no windows: their usage depends on other guests more than on their caps.
-        """
-        found, wanted = sample.cap_cores, sample.wanted_cores
-        if found is None or wanted is None or sample.share_cores is not None:
-            self._end_window(live, task)
-            return
-        steady = live.state.phase is Phase.RUNNING and live.advances and not live.state.finished_tasks
-        drifted = steady and not same_cap(found, wanted, float(live.specs[task].program.workers))
-        new = _OpenWindow(
-            tags, (node, live.state.generation), wanted, found, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s
-        )
-        window = self._windows.get(sample.guest)
-        if window is not None and window.life != new.life:  # no sample saw the end of the guest's previous life
-            self._end_window(live, task)
-            window = None
-        same = window is not None and (found, wanted) == (window.cap_cores, window.wanted_cores)
-        if window is not None and (drifted or not steady or not same):
-            self._end_window(live, task, drifted=drifted)
-            window = None
-        if drifted or not steady:
-            return
-        if window is None:
-            self._windows[sample.guest] = new
-            return
-        window.last_ns, window.last_cpu_s = mono_ns, sample.cpu_s
-        if mono_ns - window.begin_ns >= 10 * 10**9:
-            self._close_window(live, task, window)
-            self._windows[sample.guest] = new
-
-    def _end_window(self, live: LiveJob, task: int, *, drifted: bool = False) -> None:
-        window = self._windows.pop(live.specs[task].guest, None)
-        if window is not None:
-            self._close_window(live, task, window, drifted=drifted)
-
-    def _close_window(self, live: LiveJob, task: int, window: _OpenWindow, *, drifted: bool = False) -> None:
-        length_s = (window.last_ns - window.begin_ns) / 1e9
-        if length_s >= SHORTEST_WINDOW_S:
-            used_s = window.last_cpu_s - window.begin_cpu_s
-            program = live.specs[task].program.name
-            used_cores = used_s / length_s
-            self._recorder.cap_window(
-                window.tags, CapWindow(program, window.wanted_cores, used_cores, length_s, drifted)
-            )
 
 
 def _needed(need: NeedSample | None) -> dict[str, Value]:

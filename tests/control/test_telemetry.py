@@ -296,6 +296,20 @@ def test_a_restored_guest_begins_a_window_even_if_no_sample_saw_it_saved(tmp_pat
     run(main())
 
 
+def test_a_window_ends_where_the_cpu_time_of_a_guest_falls(tmp_path: Path) -> None:
+    """A driver that adds up processes has less when one of them has ended, and a node may report what it likes."""
+
+    async def main() -> None:
+        world = World(tmp_path)
+        world.use(0.5, 0, 6)
+        for second in range(6, 20):
+            world.sample(second, guest(second, 0.5 * (second - 6)))
+        assert windows(world) == [(5.0, 0.5, False), (10.0, 0.5, False)]
+        assert [fields["achieved_cores"] for _, fields in world.points("cap")] == [pytest.approx(0.5)] * 2
+
+    run(main())
+
+
 def test_a_guest_that_is_saved_without_its_cap_has_not_drifted(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
