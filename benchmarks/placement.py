@@ -1,7 +1,7 @@
 """Quality of static placements by slack of memory: every algorithm of `testbed place` on a grid of instances.
 
     python benchmarks/placement.py --set small --seeds 30 --json placement.jsonl
-    python benchmarks/placement.py --set large --seeds 10 --json placement.jsonl --figure placement.svg
+    python benchmarks/placement.py --set large --seeds 10 --time-limit-s 300 --json placement.jsonl
     python benchmarks/placement.py --table placement.jsonl --figure placement.svg
     python benchmarks/placement.py --speed --json speed.jsonl
 
@@ -18,18 +18,20 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from intervals import bootstrap
+from intervals import LEAST_VALUES, bootstrap
 from lab import print_machine
 from rows import add_rows, read_rows
+from tables import markdown
 
-from testbed.scheduling.static.algorithms import ALGORITHMS, Settings, place
-from testbed.scheduling.static.packing import packs_at
+from testbed.scheduling.static.algorithms import ALGORITHMS, NOT_IN_TIME, Settings, place
+from testbed.scheduling.static.packing import packed_at
 from testbed.scheduling.static.problem import StaticProblem
+from testbed.scheduling.static.programs import NO_SOLUTION, OPTIMAL
 
 SLACKS = tuple(round(0.1 * tenth, 1) for tenth in range(1, 10))
 SETS = {"small": (4, (12,)), "large": (64, (100, 250, 500))}
@@ -38,6 +40,9 @@ MOST_LINEAR, MOST_INTEGER = 100 * 64, 12 * 4  # pairs of a service and a node
 TIME_LIMIT_S = 60.0
 LEAST, MOST, MEAN, DEVIATION = 0.01, 1.0, 0.5, 0.25
 SPEED_TASKS, SPEED_NODES, SPEED_TIMES = 10_000, 1_000, 20
+SPEED_SLACKS = (0.1, 0.5)
+BASE = "MCB8"  # which [PHD] says to be as good as, or better than, the others "nearly across the board"
+EQUAL_FRAC = 0.001  # the accuracy of MCB8
 
 
 def instance(nodes: int, services: int, slack: float, seed: int) -> StaticProblem:
@@ -47,12 +52,14 @@ def instance(nodes: int, services: int, slack: float, seed: int) -> StaticProble
     total = (1.0 - slack) * nodes
     if total > services:
         raise SystemExit(f"{services} services cannot fill {total:g} nodes")
+    memory *= total / memory.sum()
     for _ in range(100):  # cutting values to 1 leaves more memory to the others
-        open_ = memory < MOST
-        memory = np.where(open_, memory * (total - (~open_).sum()) / memory[open_].sum(), memory)
         memory = np.minimum(memory, MOST)
-        if abs(memory.sum() - total) < 1e-9 * total:
+        open_ = memory < MOST
+        missing = total - float(memory.sum())
+        if abs(missing) < 1e-9 * total:
             break
+        memory[open_] *= 1.0 + missing / memory[open_].sum()
     return StaticProblem(need, memory, nodes)
 
 
@@ -65,92 +72,161 @@ def algorithms_for(services: int, nodes: int) -> list[str]:
     ]  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return means over the instances that every algorithm of the set has placed, and the failures of each."""
-    lines = ["| services on nodes | slack | algorithm | placed | minimum yield | 95 % interval | gap to bound | s |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+class Case(NamedTuple):
+    """The placements at one slack, by seed and algorithm; a seed has those of all algorithms."""
+
+    services: int
+    nodes: int
+    slack: float
+    found: dict[int, dict[str, dict[str, Any]]]
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """Return the placements of an algorithm; without the instances for which there is provably none."""
+        rows = [by_name[name] for by_name in self.found.values() if name in by_name and not self._impossible(by_name)]
+        return [row for row in rows if row["note"] != NOT_IN_TIME]
+
+    def late(self, name: str) -> int:
+        """Return the number of instances for which the time limit ended a linear program."""
+        return sum(by_name[name]["note"] == NOT_IN_TIME for by_name in self.found.values() if name in by_name)
+
+    def impossible(self) -> int:
+        """Return the number of instances for which there is provably no placement."""
+        return sum(map(self._impossible, self.found.values()))
+
+    def pairs(self, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return the placements of an algorithm and of MCB8 for the instances that both have placed."""
+        both = [(by_name.get(name), by_name[BASE]) for by_name in self.found.values()]
+        return [(one, base) for one, base in both if one is not None and one["placed"] and base["placed"]]
+
+    @staticmethod
+    def _impossible(by_name: Mapping[str, Mapping[str, Any]]) -> bool:
+        return "MILP" in by_name and by_name["MILP"]["note"] == NO_SOLUTION
+
+
+def cases_of(rows: Sequence[dict[str, Any]]) -> list[Case]:
+    """Return the cases, without instances that lack an algorithm so far."""
+    cases = []
     for services, nodes in sorted({(row["services"], row["nodes"]) for row in rows}):
+        names = algorithms_for(services, nodes)
         for slack in SLACKS:
-            case = [row for row in rows if (row["services"], row["nodes"], row["slack"]) == (services, nodes, slack)]
-            failed = {row["seed"] for row in case if not row["placed"]}
-            for name in ALGORITHMS:
-                own = [row for row in case if row["algorithm"] == name]
-                both = [row for row in own if row["seed"] not in failed]
-                if not own:
-                    continue
-                shown = [
-                    f"{services} on {nodes}",
-                    f"{slack:g}",
-                    name,
-                    f"{sum(row['placed'] for row in own)}/{len(own)}",
-                ]
-                shown += _figures(both)
-                shown.append(f"{statistics.median(row['elapsed_s'] for row in own):.2g}")
-                lines.append(f"| {' | '.join(shown)} |")
-    return "\n".join(lines)
+            found: dict[int, dict[str, dict[str, Any]]] = {}
+            for row in rows:
+                if (row["services"], row["nodes"], row["slack"]) == (services, nodes, slack):
+                    found.setdefault(row["seed"], {})[row["algorithm"]] = row
+            whole = {seed: each for seed, each in sorted(found.items()) if len(each) == len(names)}
+            if whole:
+                cases.append(Case(services, nodes, slack, whole))
+    return cases
 
 
-def _figures(rows: Sequence[dict[str, Any]]) -> list[str]:
-    if not rows:
-        return ["", "", ""]
-    yields = [row["minimum_yield"] for row in rows]
-    low, high = bootstrap(lambda draw: statistics.mean(draw.choices(yields, k=len(yields))))
-    gap = statistics.mean(row["gap_frac"] for row in rows)
-    return [f"{statistics.mean(yields):.3f}", f"{low:.3f} to {high:.3f}", f"{gap:.1%}"]
+COLUMNS = ("services on nodes", "slack", "algorithm", "placed", "n", "minimum yield", "gap to bound", "ratio to MCB8",
+           "95 % interval", "better, equal, worse", "s", "note")  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a row for each case and algorithm.
+
+    `placed` counts all instances that have a placement, as far as this is known. Yields, gaps and ratios are means over
+    the n instances that both the algorithm and MCB8 have placed, with the interval of the mean ratio.
+    """
+    lines = []
+    for case in cases_of(rows):
+        for name in ALGORITHMS:
+            own = case.of(name)
+            if not own:
+                continue
+            placed = f"{sum(row['placed'] for row in own)}/{len(own)}"
+            seconds = f"{statistics.median(row['elapsed_s'] for row in own):.2g}"
+            about = [f"{case.services} on {case.nodes}", f"{case.slack:g}", name, placed]
+            lines.append([*about, *_figures(case.pairs(name)), seconds, _note(case, name)])
+    return markdown(COLUMNS, lines)
+
+
+def _figures(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    if not pairs:
+        return ["0", "", "", "", "", ""]
+    ratios = [own["minimum_yield"] / base["minimum_yield"] for own, base in pairs]
+    interval = ""
+    if len(ratios) >= LEAST_VALUES:
+        low, high = bootstrap(lambda draw: statistics.mean(draw.choices(ratios, k=len(ratios))))
+        interval = f"{low:.3f} to {high:.3f}"
+    better, worse = sum(ratio > 1.0 + EQUAL_FRAC for ratio in ratios), sum(ratio < 1.0 - EQUAL_FRAC for ratio in ratios)
+    return [
+        str(len(pairs)), f"{statistics.mean(own['minimum_yield'] for own, _ in pairs):.3f}",
+        f"{statistics.mean(own['gap_frac'] for own, _ in pairs):.2%}", f"{statistics.mean(ratios):.3f}", interval,
+        f"{better}, {len(ratios) - better - worse}, {worse}",
+    ]  # fmt: skip
+
+
+def _note(case: Case, name: str) -> str:
+    own = case.of(name)
+    if name == "MILP":
+        placed = [row for row in own if row["placed"]]
+        gaps = [max(1.0 - row["minimum_yield"] / row["proven_bound"], 0.0) for row in placed]
+        gap = statistics.mean(gaps) if gaps else 0.0
+        proven = sum(row["note"] == OPTIMAL for row in own)
+        return f"{proven} optimal, mean proven gap {gap:.2%}, {case.impossible()} without a solution"
+    late = case.late(name)
+    return f"{late} not solved in time" if late else ""
 
 
 def draw_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw minimum yield and failures over slack, with one column per number of services."""
+    """Draw minimum yield, relative to MCB8, and failures over slack, with one column per number of services."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
 
-    cases = sorted({(row["services"], row["nodes"]) for row in rows})
-    figure = Figure(figsize=(3.6 * len(cases), 6.0), layout="constrained")
-    panels = figure.subplots(2, len(cases), sharex=True, squeeze=False)
-    for column, (services, nodes) in enumerate(cases):
-        for name in ALGORITHMS:
-            own = [row for row in rows if (row["services"], row["nodes"], row["algorithm"]) == (services, nodes, name)]
-            by_slack = {slack: [row for row in own if row["slack"] == slack] for slack in SLACKS}
-            there = [slack for slack in SLACKS if by_slack[slack]]
-            if not there:
-                continue
-            panels[0][column].plot(
-                there, [statistics.mean(row["minimum_yield"] for row in by_slack[slack]) for slack in there],
-                marker=".", label=name,
-            )  # fmt: skip
-            panels[1][column].plot(
-                there, [statistics.mean(not row["placed"] for row in by_slack[slack]) for slack in there], marker="."
-            )
-        panels[0][column].set_title(f"{services} services on {nodes} nodes")
+    cases = cases_of(rows)
+    sizes = sorted({(case.services, case.nodes) for case in cases})
+    figure = Figure(figsize=(3.6 * len(sizes), 6.0), layout="constrained")
+    panels = figure.subplots(2, len(sizes), sharex=True, squeeze=False)
+    for column, size in enumerate(sizes):
+        here = [case for case in cases if (case.services, case.nodes) == size]
+        for number, name in enumerate(ALGORITHMS):
+            ratio = [(case.slack, [own["minimum_yield"] / base["minimum_yield"] for own, base in case.pairs(name)])
+                     for case in here]  # fmt: skip
+            drawn = [(slack, statistics.mean(values)) for slack, values in ratio if values]
+            failed = [(case.slack, statistics.mean(not row["placed"] for row in case.of(name)))
+                      for case in here if case.of(name)]  # fmt: skip
+            for panel, points in ((panels[0][column], drawn), (panels[1][column], failed)):
+                if points:
+                    panel.plot(*zip(*points, strict=True), marker=".", color=f"C{number}", label=name)
+        panels[0][column].set_title(f"{size[0]} services on {size[1]} nodes")
         panels[1][column].set_xlabel("memory slack")
-    panels[0][0].set_ylabel("minimum yield (0 where not placed)")
+    panels[0][0].set_ylabel("minimum yield, relative to MCB8\n(instances that both have placed)")
     panels[1][0].set_ylabel("instances not placed")
-    panels[0][-1].legend(fontsize="small")
+    lines = {line.get_label(): line for panel in panels.flat for line in panel.get_lines()}
+    panels[0][-1].legend(handles=list(lines.values()), fontsize="small")
     figure.savefig(path)
 
 
 def speed(path: Path) -> None:
     """Time one packing and whole searches by MCB8, compiled and warm."""
-    problem = instance(SPEED_NODES, SPEED_TASKS, 0.5, 1)
-    found = place(problem, "MCB8")
-    packs_at(problem, found.minimum_yield * 0.98)
     rows = []
-    for number in range(SPEED_TIMES):
-        begin_s = time.perf_counter()
-        packed = packs_at(problem, found.minimum_yield * 0.98)
-        middle_s = time.perf_counter()
-        again = place(problem, "MCB8")
-        end_s = time.perf_counter()
-        rows.append({
-            "number": number, "tasks": SPEED_TASKS, "nodes": SPEED_NODES, "packed": packed,
-            "packing_s": middle_s - begin_s, "search_s": end_s - middle_s, "minimum_yield": again.minimum_yield,
-        })  # fmt: skip
+    for slack in SPEED_SLACKS:
+        problem = instance(SPEED_NODES, SPEED_TASKS, slack, 1)
+        found = place(problem, BASE)
+        if found.node is None or packed_at(problem, found.minimum_yield * 0.98) is None:
+            raise SystemExit(f"no packing of {SPEED_TASKS} tasks on {SPEED_NODES} nodes at slack {slack:g}")
+        for number in range(SPEED_TIMES):
+            begin_s = time.perf_counter()
+            packed = packed_at(problem, found.minimum_yield * 0.98)
+            middle_s = time.perf_counter()
+            again = place(problem, BASE)
+            end_s = time.perf_counter()
+            rows.append({
+                "number": number, "tasks": SPEED_TASKS, "nodes": SPEED_NODES, "slack": slack,
+                "packed": packed is not None, "packing_s": middle_s - begin_s, "search_s": end_s - middle_s,
+                "minimum_yield": again.minimum_yield, "gap_frac": again.gap_frac,
+            })  # fmt: skip
     add_rows(path, rows)
-    for what in ("packing_s", "search_s"):
-        values = sorted(row[what] for row in rows)
-        print(
-            f"{what.removesuffix('_s')} of {SPEED_TASKS} tasks on {SPEED_NODES} nodes: median "
-            f"{1e3 * statistics.median(values):.2f} ms, {1e3 * values[0]:.2f} to {1e3 * values[-1]:.2f} ms"
-        )
+    lines = []
+    for slack in SPEED_SLACKS:
+        own = [row for row in rows if row["slack"] == slack]
+        for what in ("packing_s", "search_s"):
+            values = sorted(1e3 * row[what] for row in own)
+            times = (statistics.median(values), values[0], values[-1])
+            lines.append([f"{slack:g}", what.removesuffix("_s"), *(f"{each:.2f}" for each in times)])
+    print(f"{SPEED_TASKS} tasks on {SPEED_NODES} nodes, {SPEED_TIMES} times, compiled and warm")
+    print(markdown(("slack", "what", "median ms", "least", "most"), lines))
 
 
 def main() -> None:
@@ -188,7 +264,8 @@ def main() -> None:
             add_rows(chosen.json, [{
                 "nodes": nodes, "services": services, "slack": slack, "seed": seed, "algorithm": name,
                 "placed": found.node is not None, "minimum_yield": found.minimum_yield, "bound": found.bound,
-                "gap_frac": 1.0 - found.minimum_yield / problem.bound, "elapsed_s": found.elapsed_s, "note": found.note,
+                "proven_bound": found.proven_bound, "gap_frac": found.gap_frac, "elapsed_s": found.elapsed_s,
+                "note": found.note,
             }])  # fmt: skip
             if number % 100 == 0 or number == len(left):
                 print(f"{number} of {len(left)} placements", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from testbed.scheduling.policies.catalogue import PLUGIN_GROUP
 from testbed.scheduling.policies.view import ClusterView, Event, JobState
 from testbed.scheduling.simulation.overheads import constant
 from testbed.scheduling.simulation.simulate import simulate
-from testbed.scheduling.static.algorithms import place
+from testbed.scheduling.static.algorithms import Result, Settings, place
 from testbed.scheduling.static.policy import NAMES, StaticPolicy, named
 from testbed.scheduling.static.problem import StaticProblem
 from testbed.scheduling.workload.jobs import Job
@@ -69,16 +70,48 @@ def test_nodes_are_renamed_so_that_services_stay() -> None:
         assert found.task_node.tolist()[:3] == [2, 1, 0], name
 
 
-def test_the_youngest_wait_where_there_is_no_room_and_lost_nodes_are_left() -> None:
+def test_who_runs_stays_where_there_is_no_room_and_lost_nodes_are_left() -> None:
     wide = [(0.5, 0.6, 0), (0.5, 0.6, 1), (0.5, 0.6, None)]
     for name in NAMES:
         policy = StaticPolicy(name)
         assert policy.decide(view(wide, [True, True]), Event(submitted=(3,))).task_node.tolist() == [0, 1, -1]
         lost = policy.decide(view(wide, [False, True]), Event(changed=True))
-        assert lost.task_node.tolist() == [1, -1, -1]
+        assert lost.task_node.tolist() == [-1, 1, -1]
         nowhere = policy.decide(view(wide, [False, False]), Event(changed=True))
         assert nowhere.task_node.tolist() == [-1, -1, -1]
         assert nowhere.yield_frac.tolist() == [0.0] * 3
+
+
+def test_a_service_that_fits_nowhere_stops_no_other_and_keeps_none_waiting() -> None:
+    """The oldest needs two nodes, of which one is lost: younger ones run on, and one that arrives starts."""
+    jobs = [(0.5, 0.6, 0), (0.5, 0.3, 1), (0.5, 0.3, 1), (0.5, 0.3, None)]
+    seen = view(jobs, [False, True])
+    seen = replace(
+        seen, tasks=np.array([2, 1, 1, 1]), task_node=np.array([0, 1, 1, 1, -1]),
+        mem_req_frac=np.array([0.4, 0.3, 0.3, 0.3]),
+    )  # fmt: skip
+    for name in NAMES:
+        found = StaticPolicy(name).decide(seen, Event(submitted=(4,), changed=True))
+        assert found.task_node.tolist() == [-1, -1, 1, 1, 1], name
+
+
+def test_nodes_may_change_while_there_is_no_service() -> None:
+    for name in NAMES:
+        found = StaticPolicy(name).decide(view([], [True, False]), Event(changed=True))
+        assert found.task_node.size == found.yield_frac.size == 0
+
+
+def test_services_that_run_stay_where_they_are_if_the_algorithm_finds_no_new_map(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def placed(problem: StaticProblem, algorithm: str, settings: Settings) -> Result:
+        return Result(algorithm, None, 0.0, problem.bound, problem.bound, 0.0)
+
+    monkeypatch.setattr("testbed.scheduling.static.policy.place", placed)
+    jobs = [(0.5, 0.6, 1), (0.5, 0.3, 0), (0.5, 0.6, None)]
+    found = StaticPolicy("GR").decide(view(jobs, [True, True]), Event(submitted=(3,)))
+    assert found.task_node.tolist() == [1, 0, -1]
+    assert found.yield_frac.tolist() == [1.0, 1.0, 0.0]
 
 
 SERVICES = st.lists(

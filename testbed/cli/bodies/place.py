@@ -35,7 +35,7 @@ def place(
         except UserError as error:
             if algorithms:
                 raise
-            results.append(Result(name, None, 0.0, problem.bound, 0.0, str(error)))
+            results.append(Result(name, None, 0.0, problem.bound, problem.bound, 0.0, str(error)))
     click.echo(json.dumps(_figures(problem, results), indent=2) if as_json else _table(problem, results))
     found = best(results)
     if found is not None and out is not None:
@@ -53,7 +53,8 @@ def _figures(problem: StaticProblem, results: Sequence[Result]) -> dict[str, obj
         "results": [
             {
                 "algorithm": each.algorithm, "placed": each.node is not None, "minimum_yield": each.minimum_yield,
-                "bound": each.bound, "gap_frac": each.gap_frac, "elapsed_s": each.elapsed_s, "note": each.note,
+                "bound": each.bound, "gap_frac": each.gap_frac, "proven_bound": each.proven_bound,
+                "elapsed_s": each.elapsed_s, "note": each.note,
             }
             for each in results
         ],
@@ -72,7 +73,10 @@ def _table(problem: StaticProblem, results: Sequence[Result]) -> str:
     for each in results:
         least = "not placed" if each.node is None else f"{each.minimum_yield:.4f}"
         gap = "" if each.node is None else f"{each.gap_frac:.1%}"
-        line = f"{each.algorithm:10}  {least:>13}  {each.bound:7.4f}  {gap:>6}  {each.elapsed_s:9.4f}  {each.note}"
+        note = each.note
+        if each.node is not None and each.proven_bound < each.bound:
+            note = f"{note}, proven bound {each.proven_bound:.4f}, gap {each.proven_gap_frac:.1%}".removeprefix(", ")
+        line = f"{each.algorithm:10}  {least:>13}  {each.bound:7.4f}  {gap:>6}  {each.elapsed_s:9.4f}  {note}"
         lines.append(line.rstrip())
     return "\n".join(lines)
 

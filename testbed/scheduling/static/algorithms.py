@@ -14,6 +14,7 @@ from testbed.scheduling.static.programs import exact, solve
 from testbed.scheduling.static.rounding import rounded
 
 DEFAULT_TIME_LIMIT_S = 60.0
+NOT_IN_TIME = "no solution of the relaxation within the time limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +34,31 @@ class Settings:
 class Result:
     """The result of an algorithm; without a placement the minimum yield is 0.
 
-    `bound` is an upper bound for any placement: that of the relaxation, or a tighter one of the algorithm. `note`
-    describes special cases.
+    `bound` is the bound of the relaxation, by which all algorithms are judged; `proven_bound` is lower if the algorithm
+    has proven a lower one. `note` describes special cases.
     """
 
     algorithm: str
     node: Ints | None
     minimum_yield: float
     bound: float
+    proven_bound: float
     elapsed_s: float
     note: str = ""
 
     @property
     def gap_frac(self) -> float:
-        """The gap to the bound, relative to the bound; 0 if the bound is 0."""
-        return 0.0 if self.bound <= 0.0 else max(1.0 - self.minimum_yield / self.bound, 0.0)
+        """The gap to the bound of the relaxation, relative to it; 0 if it is 0."""
+        return _gap_frac(self.minimum_yield, self.bound)
+
+    @property
+    def proven_gap_frac(self) -> float:
+        """The most by which the best placement can be better than this one, relative to the proven bound."""
+        return _gap_frac(self.minimum_yield, self.proven_bound)
+
+
+def _gap_frac(minimum_yield: float, bound: float) -> float:
+    return 0.0 if bound <= 0.0 else max(1.0 - minimum_yield / bound, 0.0)
 
 
 Placer = Callable[[StaticProblem, Settings], tuple[Ints | None, float, str]]
@@ -69,7 +80,7 @@ def _rounded(*, non_zero: bool) -> Placer:
     def place(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, float, str]:
         relaxed = solve(problem, integer=False, time_limit_s=settings.time_limit_s)
         if relaxed.placed is None:
-            why = "the relaxation has no solution" if relaxed.optimal else "no solution of the relaxation in time"
+            why = "the relaxation has no solution" if relaxed.optimal else NOT_IN_TIME
             return None, problem.bound, why
         return rounded(problem, relaxed.placed, settings.seed, non_zero=non_zero), problem.bound, ""
 
@@ -77,9 +88,7 @@ def _rounded(*, non_zero: bool) -> Placer:
 
 
 def _milp(problem: StaticProblem, settings: Settings) -> tuple[Ints | None, float, str]:
-    node, bound, optimal = exact(problem, settings.time_limit_s)
-    note = "optimal" if optimal and node is not None else "no solution" if optimal else "time limit"
-    return node, bound, note
+    return exact(problem, settings.time_limit_s)
 
 
 ALGORITHMS: dict[str, Placer] = {
@@ -101,10 +110,10 @@ def place(problem: StaticProblem, algorithm: str, settings: Settings | None = No
             f"algorithm {algorithm!r}: expected one of {', '.join(ALGORITHMS)}{nearest(algorithm, ALGORITHMS)}"
         )
     begin_s = time.perf_counter()
-    node, bound, note = ALGORITHMS[algorithm](problem, settings or Settings())
+    node, proven, note = ALGORITHMS[algorithm](problem, settings or Settings())
     elapsed_s = time.perf_counter() - begin_s
     least = 0.0 if node is None else minimum_yield(problem, node)
-    return Result(algorithm, node, least, bound, elapsed_s, note)
+    return Result(algorithm, node, least, problem.bound, min(proven, problem.bound), elapsed_s, note)
 
 
 def best(results: Sequence[Result]) -> Result | None:

@@ -8,7 +8,6 @@ backtrack when a task does not fit: the previous task takes its next best node, 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC
 from testbed.scheduling.static.problem import Floats, Ints, StaticProblem
@@ -36,7 +35,7 @@ def _once(problem: StaticProblem, order: Ints) -> Ints | None:
         if not fits.any():
             return None
         best = int(np.where(fits, load, np.inf).argmin())
-        _put(problem, int(task), best, load, memory, 1.0)
+        _put(problem, int(task), best, load, memory)
         node[task] = best
     return node
 
@@ -46,11 +45,12 @@ def _backtracking(problem: StaticProblem, order: Ints, attempts: int) -> Ints | 
     load, memory = np.zeros(problem.nodes), np.zeros(problem.nodes)
     node = np.full(problem.tasks, -1, dtype=np.int64)
     choices: list[list[int]] = [_choices(problem, int(order[0]), load, memory)]
+    before: list[tuple[float, float]] = []  # use of the chosen node before each placed task, in the order of tasks
     while choices:
         depth = len(choices) - 1
         task = int(order[depth])
         if node[task] >= 0:  # back from a deeper task: this one takes another node
-            _put(problem, task, int(node[task]), load, memory, -1.0)
+            load[node[task]], memory[node[task]] = before.pop()  # a subtraction would leave rounding errors
             node[task] = -1
         if not choices[-1]:
             choices.pop()
@@ -59,7 +59,8 @@ def _backtracking(problem: StaticProblem, order: Ints, attempts: int) -> Ints | 
             return None
         attempts -= 1
         chosen = choices[-1].pop()
-        _put(problem, task, chosen, load, memory, 1.0)
+        before.append((float(load[chosen]), float(memory[chosen])))
+        _put(problem, task, chosen, load, memory)
         node[task] = chosen
         if depth + 1 == problem.tasks:
             return node
@@ -68,13 +69,16 @@ def _backtracking(problem: StaticProblem, order: Ints, attempts: int) -> Ints | 
 
 
 def _choices(problem: StaticProblem, task: int, load: Floats, memory: Floats) -> list[int]:
-    """Return the nodes that a task fits on, the best last; of nodes with equal use only one."""
-    fitting: NDArray[np.int64] = np.flatnonzero(memory + problem.mem_req_frac[task] <= CAPACITY_FRAC)
-    kinds = np.unique(np.stack([load[fitting], memory[fitting]]), axis=1, return_index=True)[1]
-    own = fitting[kinds]
-    return [int(each) for each in own[np.argsort(-load[own], kind="stable")]]
+    """Return the nodes that a task fits on, the best last; of nodes with equal use only the first."""
+    fitting = np.flatnonzero(memory + problem.mem_req_frac[task] <= CAPACITY_FRAC)
+    fitting = fitting[np.argsort(load[fitting], kind="stable")]
+    found: dict[tuple[float, float], int] = {}
+    uses = zip(load[fitting].tolist(), memory[fitting].tolist(), strict=True)
+    for use, each in zip(uses, fitting.tolist(), strict=True):
+        found.setdefault(use, each)
+    return list(found.values())[::-1]
 
 
-def _put(problem: StaticProblem, task: int, node: int, load: Floats, memory: Floats, sign: float) -> None:
-    load[node] += sign * problem.cpu_need_frac[task]
-    memory[node] += sign * problem.mem_req_frac[task]
+def _put(problem: StaticProblem, task: int, node: int, load: Floats, memory: Floats) -> None:
+    load[node] += problem.cpu_need_frac[task]
+    memory[node] += problem.mem_req_frac[task]

@@ -1,10 +1,11 @@
 """Static placement as a policy: `static/MCB8` and others, for services that never end.
 
 When a job arrives, and when nodes change, the algorithm places all jobs again; when a job ends, only if another one
-waits. Nodes of a new map are renamed so that many tasks keep their nodes. If not all jobs fit, the youngest jobs wait.
-Yields are max-min fair, and not below the equal yield of [PHD]. The algorithms that solve programs (MILP, RRND, RRNZ)
-are not among them: their results within a time limit depend on the machine, so that a recorded decision could not be
-reproduced, and the controller would wait for the solver.
+waits. Nodes of a new map are renamed so that many tasks keep their nodes. If not all jobs fit, those that run stay, and
+of the others, the oldest first, those start that fit beside them. Yields are max-min fair, and not below the equal
+yield of [PHD]. The algorithms that solve programs (MILP, RRND, RRNZ) are not among them: their results within a time
+limit depend on the machine, so that a recorded decision could not be reproduced, and the controller would wait for the
+solver.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from testbed.scheduling.static.algorithms import ALGORITHMS, Settings, place
 from testbed.scheduling.static.problem import StaticProblem
 
 FAMILY = "static"
-_SETTINGS = Settings(attempts=5_000, compiles=False)  # about 50 ms, as the controller waits for the decision
+_SETTINGS = Settings(attempts=5_000, compiles=False)  # the controller waits for the decision
 NAMES = tuple(name for name in ALGORITHMS if name not in {"MILP", "RRND", "RRNZ"})
 _RULES = PricedRules(Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False), 0, 1.0)
 
@@ -71,21 +72,32 @@ class StaticPolicy:
         return as_decision(view, jobs, cluster)
 
     def _place(self, active: Ints, jobs: Jobs, cluster: Cluster) -> None:
-        """Place as many of the oldest jobs as fit; the others do not run."""
+        """Place all jobs; if they do not fit, those that run, and each of the others that fits beside them."""
+        if self._placed(active, jobs, cluster):
+            return
+        among = active[cluster.running]
+        if among.size:
+            self._placed(among, jobs, cluster)  # without a new map they stay where they are
+        for row in active[~cluster.running]:
+            with_row = np.sort(np.append(among, row))
+            if self._placed(with_row, jobs, cluster):
+                among = with_row
+
+    def _placed(self, rows: Ints, jobs: Jobs, cluster: Cluster) -> bool:
+        """Place these jobs, in ascending order, and no others; without a placement, return False and change nothing."""
         nodes = np.flatnonzero(cluster.node_available)
+        if not (nodes.size and rows.size):
+            return False
+        tasks = np.diff(jobs.offset)[rows]
+        needs, memory = np.repeat(jobs.cpu_need_frac[rows], tasks), np.repeat(jobs.mem_req_frac[rows], tasks)
+        found = place(StaticProblem(needs, memory, nodes.size), self.algorithm, _SETTINGS).node
+        if found is None:
+            return False
         cluster.running[:] = False
+        cluster.running[rows] = True
         cluster.task_node[:] = NOT_PLACED
-        tasks = np.diff(jobs.offset)
-        for count in range(active.size if nodes.size else 0, 0, -1):
-            problem = StaticProblem(
-                np.repeat(jobs.cpu_need_frac[:count], tasks[:count]),
-                np.repeat(jobs.mem_req_frac[:count], tasks[:count]), nodes.size,
-            )  # fmt: skip
-            found = place(problem, self.algorithm, _SETTINGS).node
-            if found is not None:
-                cluster.running[:count] = True
-                cluster.task_node[: found.size] = nodes[found]
-                return
+        cluster.task_node[np.repeat(cluster.running, np.diff(jobs.offset))] = nodes[found]
+        return True
 
 
 def named(name: str, period_s: float) -> StaticPolicy:
