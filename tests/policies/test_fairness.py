@@ -81,6 +81,37 @@ def test_a_job_whose_guarantee_has_no_room_waits_and_an_older_one_keeps_its_own(
     assert parse(BASE).decide(new, Event(submitted=(2,))).task_node.tolist() == [0, 0]
 
 
+def arrives(seen: ClusterView, memory: list[float]) -> ClusterView:
+    """Return the view with its last job waiting, and with this memory of tasks."""
+    state, nodes = seen.state.copy(), seen.task_node.copy()
+    state[-1], nodes[-1] = JobState.WAITING, -1
+    return replace(seen, state=state, task_node=nodes, mem_req_frac=np.array(memory))
+
+
+@pytest.mark.parametrize("base", [BASE, "GreedyP */OPT=MIN", "GreedyPM */OPT=MIN"])
+def test_a_job_with_a_guarantee_comes_to_a_node_that_can_keep_it(base: str) -> None:
+    """It once came to the least loaded node, and waited because that one had promised too much."""
+    jobs = [(1.0, (0,)), (0.6, (1,)), (0.6, (1,)), (1.0, (0,))]
+    seen = arrives(view(jobs, 2, least_yield_frac=[0.5, 0.0, 0.0, 0.5]), [0.1] * 4)
+    found = parse(f"{base}/LEAST=jobs").decide(seen, Event(submitted=(4,)))
+    assert found.task_node.tolist() == [0, 1, 1, 1]
+    assert found.yield_frac[3] >= 0.5
+
+
+@pytest.mark.parametrize("base", ["GreedyP */OPT=MIN", "GreedyPM */OPT=MIN"])
+def test_no_job_is_paused_for_one_that_no_node_can_guarantee_its_yield(base: str) -> None:
+    """Node 0 has promised too much; on node 1, which could promise it, memory is taken by a guaranteed job."""
+    jobs = [(1.0, (0,)), (1.0, (0,)), (0.4, (1,)), (1.0, (0,))]
+    seen = view(jobs, 2, least_yield_frac=[0.6, 0.0, 0.6, 0.6])
+    found = parse(f"{base}/LEAST=jobs").decide(arrives(seen, [0.3, 0.6, 0.6, 0.5]), Event(submitted=(4,)))
+    assert found.task_node.tolist() == [0, 0, 1, -1]
+    free = parse(f"{base}/LEAST=jobs").decide(arrives(seen, [0.3, 0.6, 0.4, 0.5]), Event(submitted=(4,)))
+    assert free.task_node.tolist() == [0, 0, 1, 1]
+    crowded = view([(1.0, (0,)), (1.0, (1,)), (0.4, (1,)), (1.0, (0,))], 2, least_yield_frac=[0.6, 0.0, 0.6, 0.6])
+    forced = parse(f"{base}/LEAST=jobs").decide(arrives(crowded, [0.9, 0.5, 0.4, 0.5]), Event(submitted=(4,)))
+    assert forced.task_node.tolist() == [0, -1, 1, 1], "the job without a guarantee is paused where that helps"
+
+
 PASS = Event(periodic=True)
 
 

@@ -14,7 +14,8 @@ from testbed.scheduling.compiler import kernel, lean_kernel
 from testbed.scheduling.policies.capacity import node_memory, node_usage
 from testbed.scheduling.policies.configuration import Configuration, Limit, OnSubmission, Optimise, Periodic
 from testbed.scheduling.policies.fairness import guaranteed, is_plain, keep_guarantees, weighted_yields
-from testbed.scheduling.policies.greedy import fits, make_room, place_all
+from testbed.scheduling.policies.greedy import fits, make_room
+from testbed.scheduling.policies.guaranteed_places import pause_for, place_each, promised, set_down
 from testbed.scheduling.policies.ipdps import is_retried
 from testbed.scheduling.policies.mcb8 import mcb8
 from testbed.scheduling.policies.placing import drop_lost, least_loaded, pause
@@ -134,8 +135,9 @@ def _act_greedily(
     """Handle completions, then submissions, with Greedy, GreedyP or GreedyPM; `known` is overwritten."""
     cpu_frac = node_usage(active, jobs, cluster, jobs.cpu_need_frac)
     mem_frac = node_memory(active, jobs, cluster)
+    promised_frac = promised(active, jobs, cluster, rules)
     if freed and rules.resume != NEVER:
-        _resume(rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac)
+        _resume(rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac, promised_frac)
     if rules.backs_off:
         for index in range(active.size):
             row = active[index]
@@ -143,14 +145,14 @@ def _act_greedily(
                 least_loaded(row, jobs, cluster, cpu_frac, mem_frac)
     for row in submitted:
         known[position_of(active, row)] = True
-        if rules.on_submission == GREEDY or fits(
-            jobs.offset[row + 1] - jobs.offset[row], jobs.mem_req_frac[row], mem_frac
-        ):
-            least_loaded(row, jobs, cluster, cpu_frac, mem_frac)
-        else:
-            _place_by_force(row, rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac)
+        force = rules.on_submission != GREEDY
+        if not force or fits(jobs.offset[row + 1] - jobs.offset[row], jobs.mem_req_frac[row], mem_frac):
+            placed = set_down(row, rules, jobs, cluster, cpu_frac, mem_frac, promised_frac)
+            force = force and not placed and rules.guarantees  # there is memory, but not where its guarantee fits
+        if force:
+            _place_by_force(row, rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac, promised_frac)
     if submitted.size > 0 and rules.resume in (AT_NEXT_EVENT, AT_ONCE):
-        _resume(rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac)
+        _resume(rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac, promised_frac)
 
 
 @kernel
@@ -163,6 +165,7 @@ def _resume(
     known: Mask,
     cpu_frac: Floats,
     mem_frac: Floats,
+    promised_frac: Floats,
 ) -> None:
     """Try to place the known jobs that do not run, by decreasing priority."""
     stopped = np.empty(active.size, dtype=np.int64)
@@ -170,7 +173,7 @@ def _resume(
     if count == 0:
         return
     rows = by_decreasing_priority(stopped[:count], jobs, cluster, time_s, rules.least_flow_time_s)
-    place_all(rows, jobs, cluster, cpu_frac, mem_frac)
+    place_each(rows, rules, jobs, cluster, cpu_frac, mem_frac, promised_frac)
 
 
 @lean_kernel
@@ -195,6 +198,7 @@ def _place_by_force(
     known: Mask,
     cpu_frac: Floats,
     mem_frac: Floats,
+    promised_frac: Floats,
 ) -> None:
     """Pause jobs so that the newcomer fits, and place it; with GreedyPM, place the paused jobs again where they fit."""
     runs = np.empty(active.size, dtype=np.int64)
@@ -204,16 +208,21 @@ def _place_by_force(
             runs[count] = row
             count += 1
     candidates = by_decreasing_priority(runs[:count], jobs, cluster, time_s, rules.least_flow_time_s)[::-1].copy()
-    marked = np.empty(count, dtype=np.bool_)
-    if not make_room(newcomer, candidates, jobs, cluster, mem_frac, marked):
-        return
-    paused = candidates[marked][::-1].copy()
-    for row in paused:
-        pause(row, jobs, cluster)
-    cpu_frac[:] = node_usage(active, jobs, cluster, jobs.cpu_need_frac)
-    least_loaded(newcomer, jobs, cluster, cpu_frac, mem_frac)
+    if guaranteed(newcomer, jobs, rules) > 0.0:
+        paused = pause_for(
+            newcomer, candidates, rules, jobs, cluster, active, cpu_frac, mem_frac, promised_frac
+        )  # fmt: skip
+    else:
+        marked = np.empty(count, dtype=np.bool_)
+        if not make_room(newcomer, candidates, jobs, cluster, mem_frac, marked):
+            return
+        paused = candidates[marked][::-1].copy()
+        for row in paused:
+            pause(row, jobs, cluster)
+        cpu_frac[:] = node_usage(active, jobs, cluster, jobs.cpu_need_frac)
+        least_loaded(newcomer, jobs, cluster, cpu_frac, mem_frac)
     if rules.on_submission == GREEDY_PM:
-        place_all(paused, jobs, cluster, cpu_frac, mem_frac)
+        place_each(paused, rules, jobs, cluster, cpu_frac, mem_frac, promised_frac)
     if rules.resume == AT_NEXT_EVENT:
         for row in paused:
             known[position_of(active, row)] = False

@@ -18,13 +18,8 @@ from testbed.scheduling.places import match_nodes
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC, node_memory
 from testbed.scheduling.policies.decision import decide as decide_dfrs
 from testbed.scheduling.policies.decision import set_yields
-from testbed.scheduling.policies.fairness import (
-    MOST_GUARANTEED_FRAC,
-    guaranteed,
-    keep_guarantees,
-    relative_weights,
-)  # fmt: skip
-from testbed.scheduling.policies.greedy import place_all
+from testbed.scheduling.policies.fairness import MOST_GUARANTEED_FRAC, keep_guarantees, relative_weights
+from testbed.scheduling.policies.guaranteed_places import place_each, promise_of, promised
 from testbed.scheduling.policies.kernel_policy import RulesAndColumns
 from testbed.scheduling.policies.placing import usage, waiting
 from testbed.scheduling.policies.priority import by_decreasing_priority
@@ -165,7 +160,7 @@ def _start_others(rules: PricedRules, jobs: Jobs, cluster: Cluster, time_s: floa
     rows = by_decreasing_priority(waiting(active, cluster), jobs, cluster, time_s, least_s)
     cpu_frac, mem_frac = usage(active, jobs, cluster)
     ran = cluster.running.copy()
-    place_all(rows, jobs, cluster, cpu_frac, mem_frac)
+    place_each(rows, rules.base, jobs, cluster, cpu_frac, mem_frac, promised(active, jobs, cluster, rules.base))
     if rules.base.guarantees:
         keep_guarantees(active, ran, jobs, cluster)
     set_yields(rules.base, jobs, cluster, time_s, active)
@@ -314,7 +309,7 @@ def _movers(before: Before, jobs: Jobs, cluster: Cluster, active: Ints) -> Ints:
 def _put(row: int, nodes: Ints, rules: PricedRules, jobs: Jobs, cluster: Cluster, loads: Loads) -> bool:
     """Move the tasks of a job to `nodes`, and update the loads, if memory and guarantees fit; else change nothing."""
     need = jobs.mem_req_frac[row]
-    promise = jobs.cpu_need_frac[row] * guaranteed(row, jobs, rules.base)
+    promise = promise_of(row, jobs, rules.base)
     first = jobs.offset[row]
     for task in range(first, jobs.offset[row + 1]):
         loads.mem_frac[cluster.task_node[task]] -= need
@@ -338,17 +333,6 @@ def _put(row: int, nodes: Ints, rules: PricedRules, jobs: Jobs, cluster: Cluster
         loads.mem_frac[cluster.task_node[task]] += need
         loads.promised_frac[cluster.task_node[task]] += promise
     return False
-
-
-@kernel
-def promised(active: Ints, jobs: Jobs, cluster: Cluster, rules: Rules) -> Floats:
-    """Return the guaranteed CPU (N,) of the running jobs on each node."""
-    found = np.zeros(cluster.node_available.size)
-    for row in active:
-        if cluster.running[row]:
-            for task in range(jobs.offset[row], jobs.offset[row + 1]):
-                found[cluster.task_node[task]] += jobs.cpu_need_frac[row] * guaranteed(row, jobs, rules)
-    return found
 
 
 @lean_kernel
