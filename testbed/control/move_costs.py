@@ -10,13 +10,8 @@ from testbed.errors import UserError, shown
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Floats, Policy, knows_costs
 from testbed.scheduling.simulation.moving import move_costs_s
-from testbed.scheduling.simulation.overheads_file import (
-    LIVE,
-    SAVE_AND_RESTORE,
-    has_ways,
-    load_live_mib_per_s,
-    load_ways,
-)
+from testbed.scheduling.simulation.overheads import LIVE, SAVE_AND_RESTORE
+from testbed.scheduling.simulation.overheads_file import has_ways, load_live_mib_per_s, load_ways
 from testbed.scheduling.simulation.overheads_parser import CHEAPER, EXTRAPOLATE, parse_overheads, split_file
 from testbed.scheduling.workload.jobs import Job
 

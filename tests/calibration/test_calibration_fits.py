@@ -138,6 +138,33 @@ def test_predictions_are_never_negative_and_go_on_linearly_between_levels(few_re
     assert all(left < right for left, right in pairwise((one, two, three, four, six)))
 
 
+def test_a_level_with_one_memory_size_has_the_slope_of_the_level_below(few_resamples):
+    """Two large tasks at once took no longer than two small ones, where only small ones were measured at once."""
+    whole = sample_of("levels", 7)
+    kept = (whole.concurrent == 1) | (whole.memory_mib == SIZES_MIB[0])
+    columns = (whole.memory_mib, whole.concurrent, whole.time_s, whole.trial)
+    fit = fit_times(Sample(*(values[kept] for values in columns)))
+    assert fit.model == "levels"
+    for n in AT_ONCE:
+        for mib in SIZES_MIB:
+            assert fit.predict_s(mib, n) == pytest.approx(LAWS["levels"](mib, n), rel=0.1), (mib, n)
+
+
+def test_where_a_fit_is_rejected_medians_are_interpolated_and_continued_as_the_fit(few_resamples):
+    draw = np.random.default_rng(5)
+    rows = [
+        (mib, 1.0, (0.1 + (mib / 400) ** 2) * draw.normal(1.0, 0.02), trial) for trial, mib in enumerate(SIZES_MIB * 12)
+    ]  # convex, as no line is
+    memory, concurrent, time_s, trials = (np.array(values, dtype=np.float64) for values in zip(*rows, strict=True))
+    fit = fit_times(Sample(memory, concurrent, time_s, trials.astype(np.int64)))
+    assert fit.lack.shown
+    at_256, at_512, at_1024 = (fit.medians_s[mib, 1.0] for mib in (256, 512, 1024))
+    assert fit.measured_s(256, 1) == at_256
+    assert fit.measured_s(384, 1) == pytest.approx((at_256 + at_512) / 2)
+    assert fit.measured_s(2048, 1) == pytest.approx(at_1024 + fit.predict_s(2048, 1) - fit.predict_s(1024, 1))
+    assert fit.measured_s(384, 2) == fit.predict_s(384, 2), "so many at once were not measured"
+
+
 def test_times_that_are_no_numbers_are_refused_and_none_give_no_fit():
     nothing = np.array([])
     assert fit_times(Sample(nothing, nothing, nothing, nothing.astype(np.int64))) is None

@@ -56,6 +56,8 @@ def test_the_simulator_reads_what_was_measured(tmp_path):
     assert overheads.save_s == pytest.approx(saves, rel=0.05)
     assert overheads.resume_s == pytest.approx(resumes, rel=0.05)
     assert overheads.migration_s == pytest.approx(saves + transfers + resumes, rel=0.05)
+    assert overheads.transfer_s == pytest.approx(transfers, rel=0.05)
+    assert overheads.migrates == "save-restore"
     assert overheads.start_s == pytest.approx(np.full((3, 4), START_S), rel=0.05)
     assert overheads.progress.yield_frac.tolist() == [0.25, 0.5, 1.0]
     assert overheads.progress.serial == pytest.approx([0.25, 0.5, 1.0], rel=0.03)
@@ -69,6 +71,7 @@ def test_the_scenario_says_how_jobs_migrate(tmp_path):
     assert set(live.overheads.migration_ways_s) == {"save-restore", "live"}
     assert live.overheads.migration_s == live.overheads.migration_ways_s["live"]
     assert simulated(live, tmp_path).migration_s == pytest.approx(np.full((3, 4), LIVE_FELT_S), rel=0.1)
+    assert simulated(live, tmp_path).migrates == "live"
     stored = [outcome for outcome in trials.outcomes if outcome.experiment != "live-migration"]
     without = calibrate_from(Trials({**trials.begin, "migration": "live"}, stored))
     assert without.overheads.migration_s == without.overheads.migration_ways_s["save-restore"]
@@ -172,5 +175,11 @@ def test_what_jobs_of_several_tasks_take_beyond_one_is_told_and_simulated(tmp_pa
         "start_s": 0.0, "save_s": pytest.approx(1.0, abs=0.1), "resume_s": pytest.approx(2.0, abs=0.2),
         "migration_s": pytest.approx(3.0, abs=0.3),
     }  # fmt: skip
+    live = {**trials.begin, "migration": "live"}
+    moved = synthetic_trials(6, only=("live-migration",)).outcomes
+    moved = [msgspec.structs.replace(outcome, trial=2000 + outcome.trial) for outcome in moved]
+    by_copies = calibrate_from(Trials(live, [*trials.outcomes, *jobs, *moved])).overheads
+    assert by_copies.migration == "live"
+    assert by_copies.parallel["migration_s"] == 0.0, "a guest that migrates live is neither saved nor restored"
     extra = simulated(found, tmp_path).scaled(10.0).parallel
     assert extra.save_s == pytest.approx(10 * found.overheads.parallel["save_s"], rel=1e-5)

@@ -41,6 +41,8 @@ start_s = [[1, 1], [3, 3]]
 save_s = [[2, 4], [4, 8]]
 resume_s = [[3, 5], [6, 10]]
 migration_s = [[6, 10], [12, 20]]
+migration = "save-restore"
+transfer_s = [[1, 2], [2, 4]]
 [overheads.progress]
 yield_frac = [0.5, 1.0]
 serial = [0.4, 1.0]
@@ -79,13 +81,25 @@ def test_who_comes_to_a_node_waits_until_who_was_paused_there_is_saved(loop):
         12: {1: (0, 0.5), 2: (0, 0.5), 3: (1, 1.0)},
         60: {0: (1, 1.0)},
     }
-    jobs = [job(0, 0, 30), job(1, 10, 20), job(2, 12, 10), job(3, 12, 4)]
+    jobs = [job(0, 0, 30, mem=0.6), job(1, 10, 20, mem=0.5), job(2, 12, 10, mem=0.5), job(3, 12, 4)]
     run = loop(jobs, 2, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
     assert run.end_s[3] == 16.0  # the other node is not occupied
     assert run.end_s[1] == 18.0 + 40.0  # job 0 is saved from 10 to 18
     assert run.end_s[2] == 18.0 + 20.0  # the node is still occupied at a later decision
     assert run.end_s[0] == 60.0 + 3.0 + 20.0
     assert run.penalty_s.tolist() == [3.0, 8.0, 6.0, 0.0]
+    small = [replace(each, mem_req_frac=0.3) for each in jobs]
+    run = loop(small, 2, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
+    assert run.end_s.tolist() == [83.0, 48.0, 32.0, 16.0]  # the node has memory for all three
+
+
+@LOOPS
+def test_memory_of_tasks_that_were_saved_is_free_again(loop):
+    both = {1: (0, 1.0), 2: (0, 1.0)}
+    script = {0: {0: (0, 1.0)}, 10: {}, 20: {1: (0, 1.0)}, 21: both, 60: {0: (0, 1.0)}}
+    jobs = [job(0, 0, 30, mem=0.6), job(1, 20, 20, mem=0.3), job(2, 21, 4, mem=0.6)]
+    run = loop(jobs, 1, Scripted(script, 10.0), model(save_s=[[8.0]]).table(8.0))
+    assert run.end_s[2] == 25.0  # 0.6 beside 0.3; the 0.6 that were saved until 18 are free
 
 
 @LOOPS
@@ -99,10 +113,41 @@ def test_a_job_resumes_only_when_its_own_images_are_written(loop):
 @LOOPS
 def test_jobs_that_change_places_wait_for_each_other_but_not_for_those_that_stay(loop):
     script = {0: {0: ([0, 1], 0.5), 1: (2, 1.0)}, 10: {0: ([1, 2], 0.5), 1: (0, 1.0)}}
-    jobs = [job(0, 0, 20, tasks=2), job(1, 0, 20)]
-    run = loop(jobs, 3, Scripted(script, 10.0), model(save_s=[[8.0]]).table(8.0))
+    jobs = [job(0, 0, 20, tasks=2, mem=0.6), job(1, 0, 20, mem=0.6)]
+    saved = model(save_s=[[8.0]])
+    run = loop(jobs, 3, Scripted(script, 10.0), saved.table(8.0))
     assert run.end_s.tolist() == [10.0 + 8.0 + 6.0 + 30.0, 10.0 + 8.0 + 6.0 + 10.0]
     assert run.moves.tasks.tolist() == [1, 1]
+    longer = replace(saved, migration_s=np.array([[20.0]]))
+    by_images = replace(longer, migrates="save-restore")  # both are saved at the same time, as a part of the 20 s
+    run = loop(jobs, 3, Scripted(script, 10.0), by_images.table(8.0))
+    assert run.end_s.tolist() == [10.0 + 20.0 + 30.0, 10.0 + 20.0 + 10.0]
+    live = replace(longer, migrates="live")  # each place is occupied until its guest has moved
+    run = loop(jobs, 3, Scripted(script, 10.0), live.table(8.0))
+    assert run.end_s.tolist() == [10.0 + 20.0 + 20.0 + 30.0, 10.0 + 20.0 + 20.0 + 10.0]
+
+
+@LOOPS
+def test_an_operation_on_a_job_begins_when_the_previous_one_has_ended(loop):
+    starts = model(start_s=[[7.0]], save_s=[[8.0]])
+    moved = loop([job(0, 0, 20)], 2, Scripted({0: {0: (0, 1.0)}, 2: {0: (1, 1.0)}}, 2.0), starts.table(8.0))
+    assert moved.end_s.tolist() == [7.0 + 6.0 + 20.0]
+    script = {0: {0: (0, 1.0)}, 2: {1: (0, 1.0)}, 60: {0: (0, 1.0)}}
+    jobs = [job(0, 0, 20, mem=0.6), job(1, 2, 20, mem=0.6)]
+    paused = loop(jobs, 1, Scripted(script, 2.0), starts.table(8.0))
+    assert paused.end_s.tolist() == [60.0 + 3.0 + 20.0, 7.0 + 8.0 + 7.0 + 20.0]
+    papers = loop([job(0, 0, 20)], 2, Scripted({0: {0: (0, 1.0)}, 2: {0: (1, 1.0)}}, 2.0), model().table(8.0))
+    assert papers.end_s.tolist() == [2.0 + 6.0 + 18.0]
+
+
+@LOOPS
+def test_a_job_that_resumes_on_other_nodes_gets_its_images_first(loop):
+    sent = model(save_s=[[8.0]], transfer_s=[[5.0]])
+    script = {0: {0: ([0, 1], 1.0)}, 10: {}, 12: {0: ([2, 3], 1.0)}}
+    run = loop([job(0, 0, 30, tasks=2)], 4, Scripted(script, 2.0), sent.table(8.0))
+    assert run.end_s[0] == 18.0 + 3.0 + 5.0 + 20.0
+    run = loop([job(0, 0, 30, tasks=2)], 4, Scripted({**script, 12: {0: ([1, 0], 1.0)}}, 2.0), sent.table(8.0))
+    assert run.end_s[0] == 18.0 + 3.0 + 20.0  # tasks of a job are interchangeable
 
 
 @LOOPS
@@ -165,6 +210,8 @@ def test_a_calibration_has_all_of_it_and_scales_with_the_time(tmp_path):
     assert table.beyond[:5] == (True, True, True, True, True)
     assert table.beyond.save_s.tolist() == [[120, 240], [240, 480]]
     assert table.beyond.start_s.tolist() == [[60, 60], [180, 180]]
+    assert table.beyond.transfer_s.tolist() == [[60, 120], [120, 240]]
+    assert (table.beyond.by_images, table.beyond.by_copies) == (True, False)
     assert table.penalties.migration_s.tolist() == [[360, 600], [720, 1200]]
     assert table.beyond.yields.tolist() == [0.0, 0.5, 1.0]
     assert table.beyond.parallel_rates.tolist() == [0.0, 0.6, 1.0]
@@ -200,6 +247,7 @@ def test_tasks_much_larger_than_what_was_measured_are_refused_unless_that_is_ask
         ('"node"', '"nodes"', "concurrent_per = 'nodes'.*'cluster' or 'node'"),
         ("[[1, 1], [3, 3]]", "[[1, 1]]", r"start_s is \(1, 2\): expected \(2, 2\)"),
         ("[[2, 4], [4, 8]]", "[[2, 4], [4]]", "save_s = .*rows of equal length"),
+        ('"save-restore"', '"copies"', "migration = 'copies'.*'save-restore' or 'live'"),
         ("[0.5, 1.0]", "[0.5, 0.9]", "progress.yield_frac must increase, from more than 0 to 1"),
         ("[0.4, 1.0]", "[0.4]", "progress.serial has 1 rates: expected 2"),
         ("[0.6, 1.0]", "[0, 1.0]", "progress.parallel.0 = 0.*greater than 0"),
@@ -231,6 +279,8 @@ def models(draw):
         migration_s=seconds(500.0),
         start_s=draw(st.sampled_from([None, seconds(90.0)])),
         save_s=draw(st.sampled_from([None, seconds(200.0)])),
+        transfer_s=draw(st.sampled_from([None, seconds(60.0)])),
+        migrates=draw(st.sampled_from(["", "save-restore", "live"])),
         per_node=draw(st.booleans()),
         progress=draw(st.sampled_from([None, progress])),
     )
@@ -262,8 +312,8 @@ def test_both_loops_come_to_the_same_bits_with_all_of_it(jobs, name, overheads):
 def test_debug_names_a_job_that_begins_on_a_node_that_is_held(monkeypatch):
     monkeypatch.setattr(moving, "beside_others", lambda *_: (10.0, 1))
     policy = Scripted({0: {0: (0, 1.0)}, 10: {1: (0, 1.0)}}, 10.0)
-    with pytest.raises(RunError, match="at 10 s: job 1 makes progress on a node that still holds a task that left"):
-        on_arrays([job(0, 0, 30), job(1, 10, 20)], 1, policy, model(save_s=[[8.0]]).table(8.0))
+    with pytest.raises(RunError, match="at 10 s: job 1 makes progress on a node that is full of tasks that left"):
+        on_arrays([job(0, 0, 30, mem=0.6), job(1, 10, 20, mem=0.6)], 1, policy, model(save_s=[[8.0]]).table(8.0))
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def run_events(
         changed = note_changes(active, in_full, jobs, cluster, world)
         if changed == 0 and not log.records:
             continue
-        begin_moves(changed, overheads, jobs, world, moves)
+        begin_moves(changed, active, overheads, jobs, cluster, world, moves)
         if debug and not arrivals_are_sound(changed, jobs, world, moves):
             return BEGUN_TOO_EARLY
         log_changes(active, changed, in_full, jobs, cluster, world, log)

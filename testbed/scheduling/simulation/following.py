@@ -76,7 +76,7 @@ class Follower:
         if self._overheads.beyond.bends:
             note_speeds(rows, self._overheads.beyond, self._jobs, cluster, self._speed)
         changed = note_changes(rows, True, self._jobs, cluster, world)
-        begin_moves(changed, self._overheads, self._jobs, world, self._moves)
+        begin_moves(changed, rows, self._overheads, self._jobs, cluster, world, self._moves)
         for index in range(changed):
             if world.change[index] != PREEMPTION:
                 row = int(world.changed_row[index])

@@ -21,6 +21,8 @@ from testbed.scheduling.simulation.progress import Progress, rate_at, segment_of
 DEFAULT_PENALTY_S = 300.0  # [RR 5.1]
 DEFAULT_NODE_MEMORY_GB = 8.0  # [RR 5.1]: 1 TB on 128 nodes
 _SECONDS = ("resume_s", "migration_s", "start_s", "save_s")
+_GRIDS = (*_SECONDS, "transfer_s")
+SAVE_AND_RESTORE, LIVE = "save-restore", "live"  # ways of a migration, and mechanisms of a scenario
 _ENDS = np.array([0.0, 1.0])
 
 
@@ -42,8 +44,11 @@ class ExtraOverheads(NamedTuple):
     saves: bool  # whether a leaving task still occupies its node while it is saved
     per_node: bool  # whether concurrency is counted per node, else over the cluster
     bends: bool  # whether progress differs from the yield
+    by_images: bool  # whether migrations are saves and restores
+    by_copies: bool  # whether migrations are live
     start_s: Floats  # (L, K)
     save_s: Floats  # (L, K)
+    transfer_s: Floats  # (L, K)
     yields: Floats  # (Y + 1,) from 0 to 1
     serial_rates: Floats  # (Y + 1,)
     parallel_rates: Floats  # (Y + 1,)
@@ -94,9 +99,15 @@ class Overheads:
     with one point has no effect. Raises ValueError for arrays that do not agree.
 
     * `start_s`: the duration of a job's first start; with None first starts are free [RR 5.1].
-    * `save_s`: the time for which a task that is paused, or that moves away, still occupies its node. Jobs that come to
-      the node before its end, by the same decision or a later one, begin to start, to resume or to migrate only then.
-      No job resumes before all of its own images are written. Its concurrency is that of the tasks that leave.
+    * `save_s`: the time for which a task that is paused, or that moves away, still occupies memory of its node. Jobs
+      that come to the node before its end, by the same decision or a later one, begin to start, to resume or to migrate
+      only then, unless the node has memory for all of them. No job resumes before all of its own images are written.
+      Its concurrency is that of the tasks that leave. With starts or saves, an operation on a job begins when the
+      previous one on the same job has ended.
+    * `transfer_s`: the time to send an image to another node, which a job needs that resumes elsewhere than before.
+    * `migrates`: the way of `migration_s`, SAVE_AND_RESTORE or LIVE; with an empty text the way is unknown. The save of
+      a migration by images does not wait for its new place; a guest that migrates live occupies its old node for
+      `migration_s`, any other for `save_s`.
     * `per_node`: concurrency counts the tasks that come to one node by one decision, and the node with the most tasks
       counts for a job; else it counts the tasks that come to any node. First starts count if `start_s` is given.
     * `progress`: the rate of progress at a yield; with None the rate is the yield.
@@ -113,6 +124,8 @@ class Overheads:
     migration_s: Floats
     start_s: Floats | None = None
     save_s: Floats | None = None
+    transfer_s: Floats | None = None
+    migrates: str = ""
     per_node: bool = False
     progress: Progress | None = None
     wall_clock: bool = False
@@ -126,7 +139,9 @@ class Overheads:
         for axis, points in (("concurrent_tasks", self.concurrent_tasks), ("memory_gb", self.memory_gb)):
             if np.any(np.diff(points) <= 0.0):
                 raise ValueError(f"{axis} must increase: {points.tolist()}")
-        for kind in _SECONDS:
+        if self.migrates not in ("", SAVE_AND_RESTORE, LIVE):
+            raise ValueError(f"migrates must be {SAVE_AND_RESTORE!r} or {LIVE!r}, not {self.migrates!r}")
+        for kind in _GRIDS:
             values: Floats | None = getattr(self, kind)
             if values is None:
                 continue
@@ -152,7 +167,7 @@ class Overheads:
         if not 0.0 < factor < inf:
             raise ValueError(f"overheads times {factor}: expected a factor, more than 0")
         seconds: dict[str, Any] = {
-            kind: values * factor for kind in _SECONDS if (values := getattr(self, kind)) is not None
+            kind: values * factor for kind in _GRIDS if (values := getattr(self, kind)) is not None
         }
         name = self.name if factor == 1.0 else f"{self.name} x {factor:g}"
         return replace(self, name=name, wall_clock=False, parallel=self.parallel.scaled(factor), **seconds)
@@ -163,7 +178,9 @@ class Overheads:
             self.concurrent_tasks, self.memory_gb, self.resume_s, self.migration_s, float(node_memory_gb)
         )
         free = np.zeros_like(self.resume_s)
-        start_s, save_s = (free if each is None else each for each in (self.start_s, self.save_s))
+        start_s, save_s, transfer_s = (
+            free if each is None else each for each in (self.start_s, self.save_s, self.transfer_s)
+        )
         bent = None if self.progress is None or self.progress.is_the_yield else self.progress
         more = self.parallel
         starts = bool(np.any(start_s > 0.0)) or more.start_s > 0.0
@@ -171,8 +188,9 @@ class Overheads:
         yields, serial, parallel = [_ENDS] * 3 if bent is None else bent.from_zero()
         has_any = starts or saves or self.per_node or bent is not None
         beyond = ExtraOverheads(
-            has_any, starts, saves, self.per_node, bent is not None, start_s, save_s, yields, serial, parallel,
-            more.start_s, more.save_s, more.resume_s, more.migration_s,
+            has_any, starts, saves, self.per_node, bent is not None, self.migrates == SAVE_AND_RESTORE,
+            self.migrates == LIVE, start_s, save_s, transfer_s, yields, serial, parallel, more.start_s,
+            more.save_s, more.resume_s, more.migration_s,
         )  # fmt: skip
         return OverheadTable(penalties, beyond)
 

@@ -12,6 +12,8 @@
     concurrent_per = "node"             # tasks that move at one instant on one node; or of the "cluster", as without it
     start_s = [[0.4, 0.4, 0.5], [0.9, 0.9, 1.1]]    # from the order to a new job's first progress (default 0)
     save_s = [[0.8, 2.1, 8.0], [1.5, 4.0, 15.2]]    # for which a leaving task occupies its node (default 0)
+    transfer_s = [[0.4, 1.6, 6.4], [0.5, 2.0, 8.0]] # for which an image is sent to another node (default 0)
+    migration = "save-restore"          # the way of migration_s, or "live"; without it the way is unknown
 
     [overheads.parallel]                # seconds that a job of several tasks takes beyond that (default 0)
     start_s = 0.7
@@ -47,11 +49,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from testbed.bus.limits import MOST_AMOUNT, MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.errors import InputError, UserError, nearest
 from testbed.scheduling.policies.view import Floats
-from testbed.scheduling.simulation.overheads import Overheads, ParallelExtra
+from testbed.scheduling.simulation.overheads import LIVE, SAVE_AND_RESTORE, Overheads, ParallelExtra
 from testbed.scheduling.simulation.progress import Progress
 from testbed.toml_files import first_mistake, read_toml
 
-SAVE_AND_RESTORE, LIVE = "save-restore", "live"  # ways of a migration, and mechanisms of a scenario
 EXTRAPOLATED = 2.0  # times the largest memory that was measured
 _LEAST_PART = 1e-6  # of an interval of the grid: a nearer point would be extrapolated from rounding errors
 _Seconds = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
@@ -93,6 +94,8 @@ class _Table(BaseModel):
     migration_s: Annotated[list[_Row], Field(min_length=1)]
     start_s: Annotated[list[_Row], Field(min_length=1)] | None = None
     save_s: Annotated[list[_Row], Field(min_length=1)] | None = None
+    transfer_s: Annotated[list[_Row], Field(min_length=1)] | None = None
+    migration: Literal["", "save-restore", "live"] = ""
     concurrent_per: Literal["cluster", "node"] = "cluster"
     progress: _Progress | None = None
     parallel: _Parallel = _Parallel()
@@ -132,7 +135,7 @@ def load_ways(path: Path) -> dict[str, Overheads]:
     for way, rows in ((SAVE_AND_RESTORE, ways.save_restore), (LIVE, ways.live)):
         if {len(row) for row in rows} != {plain.memory_gb.size} or len(rows) != plain.concurrent_tasks.size:
             raise InputError(str(path), f"migration_ways_s.{way}", rows, "rows as those of [overheads]")
-        found[way] = replace(plain, migration_s=np.array(rows, dtype=np.float64))
+        found[way] = replace(plain, migration_s=np.array(rows, dtype=np.float64), migrates=way)
     return found
 
 
@@ -149,32 +152,52 @@ def load_cheaper(path: Path) -> Overheads:
     """Read the overheads of a file with migrations by the cheaper way at each point; raises as `load_ways` does.
 
     Memory where the costs of both ways are equal, at a measured concurrency, becomes a point of the grid: between the
-    points of memory, too, the cost is that of the cheaper way.
+    points of memory, and beyond them, too, the cost is that of the cheaper way.
     """
     ways = load_ways(path)
     live, by_images = ways[LIVE], ways[SAVE_AND_RESTORE]
     memory_gb = _with_crossings(live.memory_gb, live.migration_s - by_images.migration_s)
 
     def at_points(rows: Floats) -> Floats:
-        return np.array([np.interp(memory_gb, live.memory_gb, row) for row in rows])
+        return np.array([_along(live.memory_gb, row, memory_gb) for row in rows])
 
+    migration_s = np.minimum(at_points(live.migration_s), at_points(by_images.migration_s))
+    start_s, save_s, transfer_s = (
+        None if rows is None else at_points(rows) for rows in (live.start_s, live.save_s, live.transfer_s)
+    )
     return replace(
-        live, name=f"{path}#cheaper", memory_gb=memory_gb, resume_s=at_points(live.resume_s),
-        migration_s=np.minimum(at_points(live.migration_s), at_points(by_images.migration_s)),
-        start_s=None if live.start_s is None else at_points(live.start_s),
-        save_s=None if live.save_s is None else at_points(live.save_s),
+        live, name=f"{path}#cheaper", memory_gb=memory_gb, resume_s=at_points(live.resume_s), migration_s=migration_s,
+        migrates="", start_s=start_s, save_s=save_s, transfer_s=transfer_s,
     )  # fmt: skip
 
 
 def _with_crossings(points: Floats, differences: Floats) -> Floats:
-    """Return the points (K,) and those between them where a row of `differences` (L, K) changes its sign."""
+    """Return the points (K,) and those where a row of `differences` (L, K) changes its sign between or beyond them.
+
+    Beyond the last point a second one follows, so that the grid continues with the new sign.
+    """
     found = set(points.tolist())
     for row in differences:
         for index in np.flatnonzero(row[:-1] * row[1:] < 0.0).tolist():
             part = row[index] / (row[index] - row[index + 1])
             if _LEAST_PART < part < 1.0 - _LEAST_PART:
                 found.add(float(points[index] + part * (points[index + 1] - points[index])))
+        if points.size > 1:
+            last_gb = float(points[-1] - points[-2])
+            rise = float(row[-1] - row[-2])
+            beyond_gb = -last_gb * float(row[-1]) / rise if row[-1] * rise < 0.0 else 0.0
+            if beyond_gb > _LEAST_PART * last_gb:
+                found |= {float(points[-1]) + beyond_gb, float(points[-1]) + beyond_gb + last_gb}
     return np.array(sorted(found))
+
+
+def _along(points: Floats, values: Floats, at: Floats) -> Floats:
+    """Return the values (K,) at other points, linear between the points and beyond the last; never negative."""
+    found = np.interp(at, points, values)
+    if points.size > 1:
+        slope = (values[-1] - values[-2]) / (points[-1] - points[-2])
+        found = np.where(at > points[-1], values[-1] + slope * (at - points[-1]), found)
+    return np.asarray(np.maximum(found, 0.0))
 
 
 def load_overheads(path: Path) -> Overheads:
@@ -192,7 +215,7 @@ def _overheads(path: Path, data: Mapping[str, Any]) -> Overheads:
     if table.concurrent_tasks[0] != 1:
         raise InputError(str(path), "overheads.concurrent_tasks", table.concurrent_tasks, "1 as its first level")
     seconds: dict[str, Any] = {}
-    for key in ("resume_s", "migration_s", "start_s", "save_s"):
+    for key in ("resume_s", "migration_s", "start_s", "save_s", "transfer_s"):
         rows: list[list[float]] | None = getattr(table, key)
         if rows is not None and len({len(row) for row in rows}) != 1:
             raise InputError(str(path), f"overheads.{key}", rows, "rows of equal length, one number per memory_gb")
@@ -203,6 +226,7 @@ def _overheads(path: Path, data: Mapping[str, Any]) -> Overheads:
             concurrent_tasks=np.array(table.concurrent_tasks, dtype=np.float64),
             memory_gb=np.array(table.memory_gb, dtype=np.float64),
             **seconds,
+            migrates=table.migration,
             per_node=table.concurrent_per == "node",
             progress=None if table.progress is None else table.progress.curves(),
             wall_clock=True,

@@ -6,7 +6,7 @@ from testbed.scheduling.compiler import kernel, lean_kernel
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC, node_usage
 from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
-from testbed.scheduling.simulation.moving import node_reached
+from testbed.scheduling.simulation.moving import is_full, node_reached
 from testbed.scheduling.simulation.world import FAULT_ROW, PendingMoves, World
 
 SOUND = 0
@@ -24,7 +24,7 @@ MEANING = {
     NOT_RUNNING_BUT_PLACED: "does not run, but one of its tasks has a node",
     BAD_YIELD: "has a yield outside [0, 1], or one above 0 while it does not run",
     WRONG_END: "ends, but its virtual time is not its run time",
-    BEGUN_TOO_EARLY: "makes progress on a node that still holds a task that left, or before its own images are saved",
+    BEGUN_TOO_EARLY: "makes progress on a node that is full of tasks that left, or before its own images are saved",
 }
 
 _CPU_FRAC = 1.0 + 1e-8  # the CPU use of a node is a sum of products, each with a rounding error
@@ -80,9 +80,10 @@ def check_end(virtual_time_s: float, run_time_s: float) -> int:
 
 @lean_kernel
 def arrivals_are_sound(changed: int, jobs: Jobs, world: World, moves: PendingMoves) -> bool:
-    """Whether jobs progress at a node only after leaving tasks are saved; else the first faulty row is in `FAULT_ROW`.
+    """Whether jobs progress at a node only where it has room for them; else the first faulty row is in `FAULT_ROW`.
 
-    A job can progress only when the tasks that left its new nodes are saved, and its own images are written.
+    A job can progress only when its own images are written, and when its new nodes have memory for it, at the latest
+    when the tasks that left them are saved.
     """
     for index in range(changed):
         row = world.changed_row[index]
@@ -90,7 +91,9 @@ def arrivals_are_sound(changed: int, jobs: Jobs, world: World, moves: PendingMov
             node = node_reached(world.change[index], task, world)
             if node == NOT_PLACED:
                 continue
-            ready_s = max(moves.held_until_s[node], moves.saved_at_s[row])
+            ready_s = moves.saved_at_s[row]
+            if is_full(node, moves):
+                ready_s = max(ready_s, moves.held_until_s[node])
             if ready_s > world.time_s[0] and world.free_at_s[row] < ready_s:
                 world.counts[FAULT_ROW] = row
                 return False

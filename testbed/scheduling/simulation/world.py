@@ -46,6 +46,7 @@ class World(NamedTuple):
     changed_row: Ints  # (J,) the jobs that the present decision starts, pauses, resumes or moves come first
     change: Ints  # (J,) the kind of change of each of them
     changed_tasks: Ints  # (J,) how many tasks each change concerns
+    changed_away: Ints  # (J,) how many of them resume on other nodes than before
     node_tasks: Ints  # (N,) scratch, zeros before and after each use
     node_sum: Floats  # (N,)
     clock: Ints  # (2,)
@@ -58,6 +59,8 @@ class PendingMoves(NamedTuple):
     leaving: Ints  # (N,) how many tasks leave by the present decision
     coming: Ints  # (N,) how many tasks come at a cost
     held_until_s: Floats  # (N,) when the last image of a task that left is written
+    held_frac: Floats  # (N,) memory of the tasks that left since a time at which no image was being written
+    used_frac: Floats  # (N,) memory of the tasks that the present decision places
     saved_at_s: Floats  # (J,) when the images of the job are written
 
 
@@ -121,6 +124,7 @@ def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World]:
         changed_row=np.zeros(size, dtype=np.int64),
         change=np.zeros(size, dtype=np.int64),
         changed_tasks=np.zeros(size, dtype=np.int64),
+        changed_away=np.zeros(size, dtype=np.int64),
         node_tasks=np.zeros(nodes, dtype=np.int64),
         node_sum=np.zeros(nodes),
         clock=np.zeros(2, dtype=np.int64),
@@ -135,6 +139,8 @@ def new_moves(jobs: int, nodes: int) -> PendingMoves:
         leaving=np.zeros(nodes, dtype=np.int64),
         coming=np.zeros(nodes, dtype=np.int64),
         held_until_s=np.full(nodes, -np.inf),
+        held_frac=np.zeros(nodes),
+        used_frac=np.zeros(nodes),
         saved_at_s=np.full(jobs, -np.inf),
     )
 

@@ -89,11 +89,18 @@ class TimeFit:
         return [int(index) for index in np.flatnonzero(np.abs(self.deviations) > OUTLIER_DEVIATIONS)]
 
     def measured_s(self, memory_mib: float, concurrent: float) -> float:
-        """Return the seconds for a simulation: the expected time, or the observed median if the fit is rejected."""
+        """Return the seconds for a simulation: the expected time, or if the fit is rejected the observed median.
+
+        Observed medians are interpolated between the sizes that were measured with so many tasks at once. Beyond these
+        sizes they continue as the fit does.
+        """
         if self.lack is not None and self.lack.shown:
-            observed_s = self.medians_s.get((memory_mib, concurrent))
-            if observed_s is not None:
-                return max(observed_s, 0.0)
+            own = sorted((mib, time_s) for (mib, at_once), time_s in self.medians_s.items() if at_once == concurrent)
+            if own:
+                sizes_mib, times_s = zip(*own, strict=True)
+                within_mib = min(max(memory_mib, sizes_mib[0]), sizes_mib[-1])
+                beyond_s = self.predict_s(memory_mib, concurrent) - self.predict_s(within_mib, concurrent)
+                return max(float(np.interp(within_mib, sizes_mib, times_s)) + beyond_s, 0.0)
         return self.predict_s(memory_mib, concurrent)
 
     def predict_s(self, memory_mib: float, concurrent: float) -> float:
@@ -249,7 +256,10 @@ def _rises(slopes: Floats, trials: int) -> bool:
 
 
 def _lines(sample: Sample, weights: Floats, levels: Floats | None, *, memory: bool) -> _Rows:
-    """Fit one line per level, or one for all; a line whose slope is not significantly above 0 becomes a constant."""
+    """Fit one line per level, or one for all; a line whose slope is not significantly above 0 becomes a constant.
+
+    A level that was measured with one memory size has the slope of the level below it.
+    """
     groups = [np.ones(sample.time_s.size, dtype=bool)]
     if levels is not None:
         groups = [sample.concurrent == level for level in levels]
@@ -260,11 +270,19 @@ def _lines(sample: Sample, weights: Floats, levels: Floats | None, *, memory: bo
         line[chosen] = index
         x, y, own = sample.memory_mib[chosen], sample.time_s[chosen], weights[:, chosen]
         fixed_s[:, index] = weighted_median(y, own)
-        if memory:
+        if memory and index and np.unique(x).size == 1:
+            fixed_s[:, index], slopes[:, index] = _parallel(x, y, own, slopes[:, index - 1])
+        elif memory:
             intercept_s, slope = theil_sen(x, y, own)
             if _rises(slope, np.unique(sample.trial[chosen]).size):
                 fixed_s[:, index], slopes[:, index] = intercept_s, slope
     return _Rows(fixed_s, slopes, np.full(rows, np.inf), line)
+
+
+def _parallel(x: Floats, y: Floats, weights: Floats, slope: Floats) -> tuple[Floats, Floats]:
+    """Return the intercepts and slopes (R,) of lines with given slopes; no slope where a resample has none."""
+    slope = np.where(np.isfinite(slope), slope, 0.0)
+    return weighted_median(y - slope[:, None] * x, weights), slope
 
 
 def _shared(sample: Sample, weights: Floats) -> _Rows:
@@ -334,12 +352,18 @@ def _left_out_error(sample: Sample, lines: _Rows | None) -> float:
 
 def _refit(sample: Sample, fitted: _Rows, weights: Floats) -> _Rows:
     """Fit the lines again with other weights; lines without a slope remain constants."""
-    fixed_s, slopes = [], []
+    fixed_s: list[Floats] = []
+    slopes: list[Floats] = []
     for index in range(fitted.fixed_s.shape[1]):
         chosen = fitted.line == index
         x, y, own = sample.memory_mib[chosen], sample.time_s[chosen], weights[:, chosen]
         sloped = bool(fitted.s_per_mib[0, index])
-        intercept_s, slope = theil_sen(x, y, own) if sloped else (weighted_median(y, own), np.zeros(len(own)))
+        if not sloped:
+            intercept_s, slope = weighted_median(y, own), np.zeros(len(own))
+        elif index and np.unique(x).size == 1:
+            intercept_s, slope = _parallel(x, y, own, slopes[-1])
+        else:
+            intercept_s, slope = theil_sen(x, y, own)
         fixed_s.append(intercept_s)
         slopes.append(slope)
     rows = weights.shape[0]

@@ -85,8 +85,9 @@ class Assumption:
 class OverheadGrids:
     """Overheads in seconds by tasks that move at once on one node (rows) and memory per task in 1e9 bytes (columns).
 
-    `start_s` is None if no start was measured. `migration_ways_s` has a complete migration by each mechanism that was
-    measured; `migration_s` is that by the mechanism of the lab's scenario. `parallel` has the additional seconds for
+    `start_s` and `transfer_s` are None if no start, or no transfer of an image, was measured. `migration_ways_s` has a
+    complete migration by each mechanism that was measured; `migration_s` is that by `migration`, the mechanism of the
+    lab's scenario if it was measured. `parallel` has the additional seconds for
     jobs of several tasks, by the names of these grids; None if not measured. `live_mib_per_s` is the rate at which a
     live migration sends memory, None if it is not known or if guests are stopped meanwhile.
     """
@@ -97,7 +98,9 @@ class OverheadGrids:
     save_s: Grid
     resume_s: Grid
     migration_s: Grid
+    migration: str
     migration_ways_s: Mapping[str, Grid]
+    transfer_s: Grid | None = None
     parallel: Mapping[str, float] | None = None
     live_mib_per_s: float | None = None
 

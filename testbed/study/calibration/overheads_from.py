@@ -6,11 +6,11 @@ the expected times of the fits. The simulator extrapolates linearly beyond the g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from testbed.scheduling.simulation.overheads_file import LIVE, SAVE_AND_RESTORE
+from testbed.scheduling.simulation.overheads import LIVE, SAVE_AND_RESTORE
 from testbed.study.calibration.experiments.live_migration import LiveMigration
 from testbed.study.calibration.experiments.mpi_save_restore import MpiSaveRestore
 from testbed.study.calibration.experiments.proportionality import Proportionality
@@ -19,7 +19,7 @@ from testbed.study.calibration.experiments.start import Start
 from testbed.study.calibration.experiments.transfer import Transfer
 from testbed.study.calibration.fits import TimeFit, median_interval
 from testbed.study.calibration.model import Grid, OverheadGrids, ProgressCurve, Quantity, condition_words
-from testbed.study.calibration.quantities import WHOLE, Column, Quantities, column, number
+from testbed.study.calibration.quantities import WHOLE, Column, Quantities, column, number, units_of
 from testbed.study.calibration.trials import Outcome, Trials
 
 GB_PER_MIB = 2**20 / 1e9
@@ -49,7 +49,10 @@ def overheads_from(
             tuple(round(sum(fit.measured_s(mib, level) for fit in fits), 6) for mib in memory_mib) for level in levels
         )
 
-    ways = {SAVE_AND_RESTORE: _through_storage(found[Transfer.name].fit("transfer"), save, resume, grid, notes)}
+    transfer = found[Transfer.name].fit("transfer")
+    if transfer is None:
+        notes.append("No transfer of images between nodes was measured: moves by images include none.")
+    ways = {SAVE_AND_RESTORE: grid(save, resume) if transfer is None else grid(save, transfer, resume)}
     live = found[LiveMigration.name].fit("live_felt")
     if live is not None:
         ways[LIVE] = grid(live)
@@ -71,8 +74,10 @@ def overheads_from(
             save_s=grid(save),
             resume_s=grid(resume),
             migration_s=ways[chosen],
+            migration=chosen,
             migration_ways_s=ways,
-            parallel=_parallel(trials, save, resume, start),
+            transfer_s=None if transfer is None else grid(transfer),
+            parallel=_parallel(trials, save, resume, start, by_images=chosen == SAVE_AND_RESTORE),
             live_mib_per_s=sent_mib_per_s,
         ),
         notes,
@@ -105,20 +110,13 @@ def _missed(name: str, fit: TimeFit) -> str:
     )
 
 
-def _through_storage(
-    transfer: TimeFit | None, save: TimeFit, resume: TimeFit, grid: Callable[..., Grid], notes: list[str]
-) -> Grid:
-    """Return save + transfer + restore + first progress, without the transfer if none was measured."""
-    if transfer is None:
-        notes.append("No transfer of images between nodes was measured: migration_s includes none.")
-        return grid(save, resume)
-    return grid(save, transfer, resume)
-
-
-def _parallel(trials: Trials, save: TimeFit, resume: TimeFit, start: TimeFit | None) -> dict[str, float] | None:
+def _parallel(
+    trials: Trials, save: TimeFit, resume: TimeFit, start: TimeFit | None, *, by_images: bool
+) -> dict[str, float] | None:  # fmt: skip
     """Return the additional seconds of jobs of several tasks over as many independent tasks at once.
 
-    A value is 0 unless its whole 95 % interval is above 0. Return None if such jobs were not measured.
+    A value is 0 unless its whole 95 % interval is above 0. Return None if such jobs were not measured. A guest that
+    migrates live is neither saved nor restored, so its migration takes no more in such a job.
     """
     jobs = [outcome for outcome in trials.of(MpiSaveRestore.name) if not outcome.condition.get("moved")]
     begun = [outcome for outcome in trials.of(Start.name) if (number(outcome.condition, "tasks") or 1) > 1]
@@ -128,7 +126,7 @@ def _parallel(trials: Trials, save: TimeFit, resume: TimeFit, start: TimeFit | N
     if saves is None and starts is None:
         return None
     found = {"start_s": starts or 0.0, "save_s": saves or 0.0, "resume_s": resumes or 0.0}
-    return {**found, "migration_s": found["save_s"] + found["resume_s"]}
+    return {**found, "migration_s": found["save_s"] + found["resume_s"] if by_images else 0.0}
 
 
 def _beyond(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], fit: TimeFit) -> float | None:
@@ -147,7 +145,7 @@ def _beyond(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], f
             found.add(value - expected_s, trial)
     if not found.values:
         return None
-    interval = median_interval(found.values, found.trials)
+    interval = median_interval(found.values, units_of(outcomes, found.trials))
     return round(interval.value, 6) if interval.low > 0.0 else 0.0
 
 
@@ -173,8 +171,9 @@ def _filled_mib(outcome: Outcome) -> float:
 def progress_from(by_experiment: Mapping[str, Quantities]) -> tuple[ProgressCurve | None, list[str]]:
     """Return the progress of serial and of parallel jobs by yield, and notes for the reader.
 
-    A point is the median over the conditions of one kind of job. At a yield that was measured for the other kind only,
-    the point is interpolated linearly.
+    A point is the median over the conditions of one kind of job; of parallel jobs, those that communicate least, as the
+    default jobs of a scenario do. At a yield that was measured for the other kind only, the point is interpolated
+    linearly.
     """
     measured = by_experiment.get(Proportionality.name, Quantities()).named("relative_progress")
     points = {kind: _points(measured, kind) for kind in ("serial", "parallel")}
@@ -193,12 +192,20 @@ def progress_from(by_experiment: Mapping[str, Quantities]) -> tuple[ProgressCurv
 def _points(measured: Sequence[Quantity], kind: str) -> dict[float, float]:
     """Return the median progress at each measured yield below 1, without medians of 0."""
     found: dict[float, float] = {}
-    own = [quantity for quantity in measured if quantity.condition.get("kind") == kind]
+    kinds = [quantity for quantity in measured if quantity.condition.get("kind") == kind]
+    calmest = min(map(_talk, kinds), default=())
+    own = [quantity for quantity in kinds if _talk(quantity) == calmest]
     for at in {float(quantity.condition["yield_frac"]) for quantity in own}:
         rates = [quantity.value for quantity in own if quantity.condition["yield_frac"] == at]
         if 0.0 < at < 1.0 and (rate := float(np.median(rates))) > 0.0:
             found[at] = rate
     return found
+
+
+def _talk(quantity: Quantity) -> tuple[float, ...]:
+    """Return a key by which jobs that communicate less come first: bytes of a message, messages per second."""
+    size, iteration_s = (number(quantity.condition, name) for name in ("message_bytes", "iteration_s"))
+    return size or 0.0, -(iteration_s or 0.0)
 
 
 def _curve(points: Mapping[float, float], yields: Sequence[float]) -> tuple[float, ...] | None:

@@ -79,6 +79,16 @@ def column(outcomes: Iterable[Outcome], *names: str) -> Column:
     return found
 
 
+def units_of(outcomes: Iterable[Outcome], trials: Sequence[int]) -> list[int]:
+    """Return the independent unit of each trial: its block if there are enough blocks, else the trial itself.
+
+    Trials of one block are not independent, because a machine may be slower for minutes.
+    """
+    block = {outcome.trial: outcome.block for outcome in outcomes}
+    blocks = [block.get(trial, trial) for trial in trials]
+    return blocks if len(set(blocks)) >= LEAST_TRIALS else list(trials)
+
+
 @dataclass(slots=True, eq=False)
 class Quantities:
     """Collection of the quantities of `trials`; `fits` has the name of each fitted time, its condition, and its fit."""
@@ -170,13 +180,7 @@ class Quantities:
         self._parameters(name, fit, under, Column(time_s.tolist(), trial.tolist()), concurrent.tolist())
 
     def _units(self, trials: Sequence[int]) -> list[int]:
-        """Return the independent unit of each trial: its block if there are enough blocks, else the trial itself.
-
-        Trials of one block are not independent, because a machine may be slower for minutes.
-        """
-        block = {outcome.trial: outcome.block for outcome in self.trials}
-        blocks = [block.get(trial, trial) for trial in trials]
-        return blocks if len(set(blocks)) >= LEAST_TRIALS else list(trials)
+        return units_of(self.trials, trials)
 
     def _parameters(self, name: str, fit: TimeFit, condition: Condition, all_of: Column, at_once: list[float]) -> None:
         far = fit.outliers

@@ -20,7 +20,6 @@ from testbed.study.calibration.experiments.felt import (
     lacks,
     least_mib,
     levels_mib,
-    most_mib,
     together,
 )
 from testbed.study.calibration.experiments.mpi_save_restore import placed
@@ -69,9 +68,9 @@ class Start(Experiment):
         found = [_condition(mib) for mib in levels_mib(lab, 1, 2 if quick else _SIZES)]
         several = (MOST_CONCURRENT,) if quick else range(2, MOST_CONCURRENT + 1)
         found += [
-            _condition(least_mib(lab), concurrent=concurrent)
+            _condition(mib, concurrent=concurrent)
             for concurrent in several
-            if most_mib(lab, concurrent) >= least_mib(lab)
+            for mib in levels_mib(lab, concurrent, 2)[: 1 if quick else 2]
         ]
         ranks = max(2, min(len(lab.facts), MOST_CONCURRENT))
         if lab.able("mpi"):
