@@ -37,7 +37,7 @@ def command(*words: object) -> Result:
 
 
 def found(*words: object) -> dict:
-    return json.loads(command(*words, "--json").output)
+    return json.loads(command(*words, "--json").stdout)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -64,6 +64,19 @@ def test_a_rehearsal_and_its_simulation_agree_when_its_overheads_are_given(rehea
     assert data["verdict"] == NOT_SHOWN, "one run is not conclusive"
     if policy == BEST:
         assert sum(job["live"]["preemptions"] + job["live"]["migrations"] for job in group["by_run"][0]["jobs"]) > 3
+
+
+def test_a_model_of_other_nodes_is_told(rehearsed, tmp_path: Path) -> None:
+    run = rehearsed[BEST]
+    facts = next(iter(json.loads((run / "manifest.json").read_text())["nodes"].values()))
+    model = tmp_path / "calibration.toml"
+    table = "[overheads]\nmemory_gb = [1.0]\nresume_s = [[0.0]]\nmigration_s = [[0.0]]\n"
+    for cpus, told in ((facts["cpus"], []), (facts["cpus"] + 1, ["cpus"])):
+        model.write_text(f"{table}[provenance.nodes.a]\ncpus = {cpus}\ndriver = {json.dumps(facts['driver'])}\n")
+        warnings = found(run, "--overheads", str(model))["warnings"]
+        assert [re.search(r"measured on nodes with (\w+) ", each)[1] for each in warnings] == told
+    assert command(run, "--overheads", str(model)).stderr.startswith(f"testbed: warning: {model} was measured on")
+    assert found(run, "--overheads", "constant:0")["warnings"] == []
 
 
 def test_a_wrong_penalty_makes_a_difference_and_is_found_as_its_source(rehearsed) -> None:

@@ -71,6 +71,23 @@ def test_what_the_journal_tells(run: Path, name: str) -> None:
     assert "limit" in str(found.reasons[0])
 
 
+def test_a_cap_that_meets_the_end_of_a_guest_is_no_disturbance(run: Path) -> None:
+    """A rank of an MPI job may have ended a moment before the others get another cap."""
+
+    def caps(entries: list[Entry], before_s: float) -> list[Entry]:
+        at, done = next((i, each) for i, each in enumerate(entries) if (each["kind"], each.get("event"))
+                        == ("guest", "done"))  # fmt: skip
+        cap = {"t_s": done["t_s"] - before_s, "action": 99, "job": done["job"]}
+        intent = {**cap, "kind": "intent", "verb": "cap", "nodes": [done["node"]]}
+        retry = {**cap, "kind": "retry", "attempt": 1, "error": "no such guest"}
+        outcome = {**intent, "kind": "outcome", "ok": False, "error": "no such guest"}
+        return [*entries[:at], intent, retry, outcome, *entries[at:]]
+
+    assert names(health(repeat(run, "met", journal=lambda entries: caps(entries, 0.5)))) == []
+    long_before = health(repeat(run, "earlier", journal=lambda entries: caps(entries, 5.0)))
+    assert names(long_before) == ["retries", "failures"]
+
+
 def test_a_late_answer_is_the_controllers(run: Path) -> None:
     def late(entries: list[Entry]) -> list[Entry]:
         first = next(entry for entry in entries if entry["kind"] == "decision" and entry["event"]["submitted"] == [2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -12,12 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.compare.compared_runs import dry_run
+from support.compare.compared_runs import repeat as copy_of
 from support.control.live_run import HEADER, SCENARIO
 from support.deadlines import PATIENT_TOML
 from support.live import HANG_S
 
 from testbed.cli.bodies.live_campaign import live_campaign
 from testbed.errors import UserError
+from testbed.study.compare.equivalence import EQUAL, NOT_SHOWN
 from testbed.study.live_campaign import work as work_module
 from testbed.study.live_campaign.file import LiveCampaign, is_live, load_live_campaign
 from testbed.study.live_campaign.plan import Case, PlannedRun, cases_of, planned
@@ -112,6 +116,30 @@ def test_files_are_read_with_one_line_for_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "done.jsonl").write_text("nonsense\n")
     with pytest.raises(UserError, match=r"done\.jsonl: line 1: expected a run that has ended"):
         Record(tmp_path)
+
+
+def test_a_case_of_which_no_run_counts_is_named_and_keeps_the_verdict_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.toml").write_text(SCENARIO)
+    (tmp_path / "c.toml").write_text(
+        'kind = "live"\nname = "c"\npolicies = ["EASY", "FCFS"]\nrepeats = 5\n[[scenario]]\nfile = "a.toml"\n'
+        '[compare]\noverheads = "constant:0"\n'
+    )
+    record = Record(tmp_path / "out")
+    easy, fcfs = cases_of(load_live_campaign(tmp_path / "c.toml"), tmp_path / "c.toml")
+    runs = [dry_run(record.runs / "EASY", "EASY")]
+    runs += [copy_of(runs[0], f"again-{number}") for number in range(2, 6)]
+    for number, run in enumerate(runs, 1):
+        shutil.move(run, record.runs / f"run-{number}")
+        record.add(EndedRun(PlannedRun(easy, number).key, f"run-{number}", 0))
+        record.add(EndedRun(PlannedRun(fcfs, number).key, "", 1, ("no run directory",)))
+    code = live_campaign(tmp_path / "c.toml", tmp_path / "out", report_only=True)
+    judged = json.loads((tmp_path / "out/compare.json").read_text())
+    assert [group["verdict"] for group in judged["groups"]] == [EQUAL]
+    assert (judged["verdict"], code) == (NOT_SHOWN, 3), "nothing is known of FCFS"
+    assert judged["cases_without_a_run"] == [str(fcfs)]
+    assert f"no run of {fcfs} counts" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +31,16 @@ def compare(
     if missing := [name for name in needed if find_spec(name) is None]:
         raise UserError(f"this comparison needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'")
     from testbed.study.compare.document import document  # noqa: PLC0415  # needs the extra report
+    from testbed.study.compare.provenance import unlike  # noqa: PLC0415  # needs the extra report
     from testbed.study.compare.study import study  # noqa: PLC0415  # needs the extra report
     from testbed.study.compare.tables import print_study  # noqa: PLC0415  # needs the extra report
 
     overheads = None if overheads_text is None else parse_overheads(overheads_text)
-    found = study([read_live(path) for path in runs], overheads, keep_disturbed=keep_disturbed, goals=goals)
+    read = [read_live(path) for path in runs]
+    found = study(read, overheads, keep_disturbed=keep_disturbed, goals=goals)
+    found = replace(found, warnings=unlike(overheads_text, read))
+    for warning in found.warnings:
+        click.echo(f"testbed: warning: {warning}", err=True)
     if as_json:
         click.echo(json.dumps(document(found), indent=2, allow_nan=False))
     else:

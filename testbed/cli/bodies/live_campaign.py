@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,7 +45,7 @@ def live_campaign(path: Path, out: Path | None, *, report_only: bool) -> int:
             raise
         for each in left:
             click.echo(f"testbed: no budget left to repeat {each.key}", err=True)
-    return _compare(campaign.compare, overheads, record)
+    return _compare(campaign.compare, overheads, record, cases)
 
 
 def _check(campaign: LiveCampaign, cases: list[Case]) -> None:
@@ -82,17 +84,25 @@ def _power_words(table: CompareTable, repeats: int) -> str:
     )
 
 
-def _compare(table: CompareTable, overheads: str | None, record: Record) -> int:
+def _compare(table: CompareTable, overheads: str | None, record: Record, cases: Sequence[Case]) -> int:
     from testbed.cli.bodies.compare import exit_code  # noqa: PLC0415  # needs the extra report
     from testbed.study.compare.document import document  # noqa: PLC0415  # needs the extra report
     from testbed.study.compare.page import study_page  # noqa: PLC0415  # needs the extra report
+    from testbed.study.compare.provenance import unlike  # noqa: PLC0415  # needs the extra report
     from testbed.study.compare.study import study  # noqa: PLC0415  # needs the extra report
     from testbed.study.compare.tables import print_study  # noqa: PLC0415  # needs the extra report
     from testbed.study.report.page.document import write_page  # noqa: PLC0415  # needs the extra report
 
     goals = dict(zip(("turnaround", "max_stretch"), table.goals, strict=True))
     model = None if overheads is None else parse_overheads(overheads)
-    found = study([read_live(path) for path in record.paths()], model, goals=goals)
+    runs = [read_live(path) for path in record.paths()]
+    found = study(runs, model, goals=goals)
+    absent = tuple(str(case) for case in cases if not found.names & record.runs_of(case))
+    found = replace(found, absent=absent, warnings=unlike(overheads, runs))
+    for case in absent:
+        click.echo(f"testbed: no run of {case} counts", err=True)
+    for warning in found.warnings:
+        click.echo(f"testbed: warning: {warning}", err=True)
     print_study(found, wide_console(), most_jobs=5)
     write_text(record.folder / "compare.json", json.dumps(document(found), indent=2, allow_nan=False) + "\n")
     write_page(study_page(found), record.folder / "compare.html")

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from testbed.bus.limits import LEAST_UNITS_PER_CORE_S
 from testbed.run.events import Calibration
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S
@@ -22,6 +23,7 @@ Floats = NDArray[np.float64]
 
 WINDOW_S = 11.0  # window of the median: about ten probes
 _LEAST_PROBES = 3
+LEAST_RELATIVE, MOST_RELATIVE = 0.01, 10.0  # bounds on what is believed of the speed of a core
 _WITHIN_S = 2.5  # two samples further apart may belong to two lives of a guest
 _LEAST_CPU_S = 1.0  # least CPU time of a guest whose speed is used
 SERIAL = "serial"  # prefix of the names of serial jobs' shapes
@@ -47,10 +49,11 @@ def core_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
     for name in run.facts.node_names:
         own = of_node(run, nodes, name)
         probes = own["core_units_per_s"].fill_null(0.0).to_numpy()
-        told = probes > 0.0
+        told = (probes >= LEAST_UNITS_PER_CORE_S) & (probes < before * MOST_RELATIVE)
         if int(told.sum()) < _LEAST_PROBES:
             return None
-        columns.append(_medians(seconds(own)[told] - begin_s, probes[told], grid_s) / before)
+        relative = _medians(seconds(own)[told] - begin_s, probes[told], grid_s) / before
+        columns.append(np.maximum(relative, LEAST_RELATIVE))
     return NodeSpeeds(grid_s * run.facts.time_scale, np.stack(columns, axis=1))
 
 

@@ -18,9 +18,11 @@ def document(found: Study) -> dict[str, Any]:
     return {
         "verdict": found.verdict,
         "overheads": found.overheads,
+        "warnings": list(found.warnings),
         "quarantine": {run.facts.name: _health(found.health[str(run.facts.path)]) for run in found.runs},
         "left_out": [run.facts.name for run in found.left_out],
         "copies": [run.facts.name for run in found.again],
+        "cases_without_a_run": list(found.absent),
         "groups": [_group(group) for group in found.groups],
         "orders": {segment: [_order(each) for each in orders] for segment, orders in found.orders.items()},
     }

@@ -20,7 +20,8 @@ from testbed.study.compare.live import LiveRun, work_is_cpu_time
 from testbed.study.compare.load import core_speed, foreign_load, owed_frac, sampling
 
 _MEASUREMENTS = ("node", "guest", "cap", "cap_drift", "controller")
-_NOT_JUDGED = float("inf")
+_NOT_JUDGED = _NEVER_S = float("inf")
+_END_LATE_S = 1.0  # by which the report of a guest's end may come after the failure of a command to this guest
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,20 @@ def _ended(run: LiveRun) -> Iterator[Finding]:
 def _operations(run: LiveRun) -> Iterator[Finding]:
     kinds = Counter(map(type, run.journal))
     lost = sum(isinstance(event, events.Node) and not event.online for event in run.journal)
-    failed = sum(isinstance(event, events.Outcome) and not event.ok for event in run.journal)
+    caps = {event.action for event in run.journal if isinstance(event, events.Intent) and event.verb == "cap"}
+    ended_s: dict[int, float] = {}
+    for event in run.journal:
+        if isinstance(event, events.Guest) and event.event in ("ended", "done"):
+            ended_s.setdefault(event.job, event.t_s)
+
+    def counts(event: events.Outcome | events.Retry) -> bool:
+        """Whether the failure of an attempt counts: not if it set the caps of a job of which a guest had ended."""
+        return event.action not in caps or ended_s.get(event.job, _NEVER_S) > event.t_s + _END_LATE_S
+
+    retries = sum(isinstance(event, events.Retry) and counts(event) for event in run.journal)
+    failed = sum(isinstance(event, events.Outcome) and not event.ok and counts(event) for event in run.journal)
     yield Finding("nodes_lost", "times that a node went offline", float(lost), 0, "")
-    yield Finding("retries", "operations tried again", float(kinds[events.Retry]), 0, "")
+    yield Finding("retries", "operations tried again", float(retries), 0, "")
     yield Finding("failures", "operations that failed", float(failed), 0, "")
     doubts = float(kinds[events.Doubt]) if kinds[events.Results] else None  # only such runs compare work with CPU time
     yield Finding("doubts", "tasks that were reported done sooner than possible",

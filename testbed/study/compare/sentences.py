@@ -78,9 +78,10 @@ def verdict(found: Study) -> str:
         return "The simulation is equal to the live runs within the goals."
     if found.verdict == DIFFERENT:
         return "The simulation is different from the live runs."
+    none = f", and of {' and '.join(found.absent)} none counts" if found.absent else ""
     return (
         "It is not shown whether the simulation is equal to the live runs within the goals: the runs are too few or "
-        "too noisy."
+        f"too noisy{none}."
     )
 
 

@@ -124,7 +124,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Study:
-    """The results of `testbed compare`; `left_out` are the disturbed runs, `again` are copies of earlier runs."""
+    """The results of `testbed compare`; `left_out` are the disturbed runs, `again` are copies of earlier runs.
+
+    `absent` names the cases of a campaign of which no run counts; `warnings` are sentences on the overhead model.
+    """
 
     overheads: str
     groups: tuple[Group, ...]
@@ -133,12 +136,20 @@ class Study:
     left_out: tuple[LiveRun, ...]
     again: tuple[LiveRun, ...]
     orders: dict[str, tuple[Order, ...]]
+    absent: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
         """Different if a group or the order of policies is different; equal if all groups are equal; else not shown."""
         wrong = any(each.same is False for orders in self.orders.values() for each in orders)
-        return DIFFERENT if wrong else worst(group.verdict for group in self.groups)
+        verdicts = [*(group.verdict for group in self.groups), *(NOT_SHOWN for _ in self.absent)]
+        return DIFFERENT if wrong else worst(verdicts)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the runs that count."""
+        return {each.run.facts.name for group in self.groups for each in group.pairs}
 
 
 def worst(verdicts: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.errors import UserError
+from testbed.study.live_campaign.plan import Case
 
 
 class EndedRun(msgspec.Struct, frozen=True):
@@ -73,6 +74,10 @@ class Record:
     def left_out(self) -> int:
         """Number of runs that have ended and are excluded from comparisons."""
         return sum(not each.counts for each in self.ended)
+
+    def runs_of(self, case: Case) -> set[str]:
+        """Return the names of the runs of a case that count in comparisons."""
+        return {each.run for each in self.ended if each.counts and each.key.startswith(f"{case}, repeat ")}
 
     def paths(self) -> list[Path]:
         """Return the directories of the runs that count in comparisons."""
