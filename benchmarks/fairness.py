@@ -4,9 +4,10 @@
     python benchmarks/fairness.py --table fairness.jsonl
 
 Synthetic traces (Lublin-Feitelson) of 500 jobs on 64 nodes with a penalty of 300 s. A fifth of the jobs, drawn by
-seed, is favoured: with weight 4, or with a guaranteed yield of 0.5 for jobs of one task. Decay halves the weight of a
-job after an hour of virtual time. Stretches are shown for favoured and other jobs, and for the shorter and the longer
-half. The file gets one line per run; runs that are in it are skipped.
+seed, is favoured: with weight 4, and those of one task with a guaranteed yield of 0.5. Decay halves the weight of a job
+after an hour of virtual time. Stretches are shown for favoured, guaranteed and other jobs, and for the shorter and the
+longer half. `least yield` is the lowest yield at which a job with a guarantee ever ran, and `pauses` and `wait` are of
+these jobs: means over jobs. The file gets one line per run; runs that are in it are skipped.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tables import markdown, measure_cells, ratio_cells
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.run import MIGRATION, RESUME, SHARE, START
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.load import scale_load
@@ -32,7 +34,9 @@ POLICY = "GreedyPM */per/OPT=MIN/MINVT=600"
 WAYS = ("", "/WEIGHTS=jobs", "/LEAST=jobs", "/DECAY=3600", "/WEIGHTS=jobs/LEAST=jobs/DECAY=3600")
 LOADS = (0.5, 0.9)
 NODES, JOBS, PENALTY_S, FAVOURED_FRAC, WEIGHT, LEAST = 64, 500, 300.0, 0.2, 4.0, 0.5
-GROUPS = ("favoured", "others", "shorter half", "longer half")
+GROUPS = ("favoured", "guaranteed", "others", "shorter half", "longer half")
+MEASURES = (*(f"{kind} stretch, {group}" for group in GROUPS for kind in ("mean", "max")), "least yield", "pauses",
+            "wait s")  # fmt: skip
 
 
 def jobs_of(seed: int, load: float) -> tuple[list[Job], list[bool]]:
@@ -46,15 +50,21 @@ def jobs_of(seed: int, load: float) -> tuple[list[Job], list[bool]]:
 
 
 def simulated(seed: int, load: float, way: str) -> dict[str, float]:
-    """Simulate one case: mean and maximum stretch of each group of jobs."""
+    """Simulate one case: mean and maximum stretch of each group of jobs, and how guarantees were kept."""
     jobs, favoured = jobs_of(seed, load)
-    run = simulate(jobs, NODES, parse(POLICY + way), constant(PENALTY_S))
+    run = simulate(jobs, NODES, parse(POLICY + way), constant(PENALTY_S), record=True)
     stretches, mine = run.stretches(), np.array(favoured)
     short = run.run_time_s <= np.median(run.run_time_s)
+    sure = np.array([job.least_yield_frac > 0.0 for job in jobs])
     found = {}
-    for group, chosen in zip(GROUPS, (mine, ~mine, short, ~short), strict=True):
+    for group, chosen in zip(GROUPS, (mine, sure, ~mine, short, ~short), strict=True):
         found[f"mean stretch, {group}"] = float(stretches[chosen].mean())
         found[f"max stretch, {group}"] = float(stretches[chosen].max())
+    changes = run.recording
+    runs = np.isin(changes.kind, (START, RESUME, MIGRATION, SHARE))
+    found["least yield"] = float(changes.yield_frac[runs & sure[changes.row]].min())
+    found["pauses"] = float(run.preemptions[sure].mean())
+    found["wait s"] = float((run.start_s - run.submit_s)[sure].mean())
     return found
 
 
@@ -65,9 +75,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         plain = by_seed(rows, {"load": load, "way": ""})
         for way in WAYS:
             found = by_seed(rows, {"load": load, "way": way})
-            for measure in (f"{kind} stretch, {group}" for group in GROUPS for kind in ("mean", "max")):
+            for measure in MEASURES:
                 if cells := measure_cells(found, measure):
-                    ratio = ratio_cells(found, plain, measure) if way else ["", ""]
+                    ratio = ratio_cells(found, plain, measure) if way and "stretch" in measure else ["", ""]
                     lines.append([f"{load:g}", way or "none", *cells, *ratio])
     columns = ("load", "suffix", "n", "measure", "median", "95 % interval", "to none", "interval")
     return markdown(columns, lines)

@@ -1,11 +1,17 @@
 """Live DFRS with passes that know the cost of moves, or that move few jobs, compared with the plain policy.
 
-    python benchmarks/price_of_moves.py --seeds 6 --overheads calibration.toml --json price.jsonl
+    python benchmarks/price_of_moves.py --seeds 6 --json price.jsonl
     python benchmarks/price_of_moves.py --table price.jsonl
 
 8 jobs of 20 to 60 s, of 1 to 3 tasks, on 4 nodes of a fifth of a core, as processes, at an offered load of 0.9. Passes
-come every 10 s. `--overheads` is the calibration of such nodes, whose costs the policy knows. The ways come in random
-order within each seed. The file gets one line per run; runs that are in it are skipped.
+come every 10 s. The nodes are calibrated first, into the file of `--overheads`, unless it exists; the policy knows
+these costs. `/MOVES=999999` limits nothing: its plans are renamed so that jobs keep their nodes, as those of all priced
+policies, and it shows what that alone gains. With `saves_at_once = 1` a node saves one job after the other, first those
+that free what a waiting job needs. The ways come in random order within each seed. The file gets one line per run; runs
+that are in it are skipped.
+
+`waited s` is the mean time that starts and restores wait for room on their nodes. `felt to known` is the median over
+migrations of the penalty that was measured to the cost that the policy knew.
 """
 
 from __future__ import annotations
@@ -15,7 +21,11 @@ import json
 import math
 import os
 import random
+import re
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +37,18 @@ from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
 from tables import difference_cells, markdown, measure_cells
 
+from testbed.run.events import Decision, Outcome, Rescheduling
+from testbed.run.journal import read_events
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.load import scale_load
+from testbed.scheduling.workload.table import write_table
 
 POLICY = "GreedyPM */per/OPT=MIN"
-WAYS = ("", "/KNOWS=cost", "/MOVES=1", "/KNOWS=cost/MOVES=1")
+WAYS = {way: (way, "") for way in ("", "/MOVES=999999", "/KNOWS=cost", "/MOVES=1", "/KNOWS=cost/MOVES=1")}
+WAYS["saves_at_once = 1"] = ("", "[migration]\nsaves_at_once = 1\n")
 NODES, CORES, JOBS, LOAD, PERIOD_S = 4, 0.2, 8, 0.9, 10
-MEASURES = ("mean stretch", "max stretch", "migrations", "preemptions", "penalty s")
+MEASURES = ("mean stretch", "max stretch", "migrations", "preemptions", "penalty s", "waited s", "felt to known")
+CALIBRATION = ("save-restore", "mpi-save-restore", "transfer")
 SCENARIO = f"""
 name = "price"
 policy = "EASY"
@@ -60,8 +75,8 @@ def jobs_of(seed: int) -> list[Job]:
 
 def live(seed: int, way: str, scenario: str, core_rate: float) -> dict[str, Any]:
     """Run one case."""
-    jobs = jobs_of(seed)
-    with live_run(scenario, jobs, POLICY + way, core_rate) as run:
+    jobs, (suffix, tables) = jobs_of(seed), WAYS[way]
+    with live_run(scenario + tables, jobs, POLICY + suffix, core_rate) as run:
         with (run / "jobs.csv").open(newline="") as file:
             rows = {int(row["job_id"]): row for row in csv.DictReader(file)}
         results = json.loads((run / "summary.json").read_text())["results"]
@@ -73,9 +88,41 @@ def live(seed: int, way: str, scenario: str, core_rate: float) -> dict[str, Any]
             "migrations": sum(int(row["migrations"]) for row in rows.values()),
             "preemptions": sum(int(row["preemptions"]) for row in rows.values()),
             "penalty s": sum(float(row["penalty_s"]) for row in rows.values()),
-            "right": results["right"], "jobs": len(jobs), "load_1_min": os.getloadavg()[0],
+            **prices(run), "right": results["right"], "jobs": len(jobs), "load_1_min": os.getloadavg()[0],
             "units_per_core_s": core_rate,
         }  # fmt: skip
+
+
+def prices(run: Path) -> dict[str, float | None]:
+    """Return the measures of waiting and of known costs; None where nothing waited or moved."""
+    known_s: dict[int, float] = {}
+    waited_s, ratios = [], []
+    for event in read_events(run / "events.jsonl"):
+        match event:
+            case Decision() if event.view.move_cost_s is not None:
+                known_s |= dict(zip(event.view.job_id, event.view.move_cost_s, strict=True))
+            case Outcome(verb="start" | "restore", ok=True):
+                waited_s.append(event.waited_s)
+            case Rescheduling(reason="migration") if known_s.get(event.job, 0.0) > 0.0:
+                ratios.append(event.penalty_s / known_s[event.job])
+    return {
+        "waited s": statistics.mean(waited_s) if waited_s else None,
+        "felt to known": statistics.median(ratios) if ratios else None,
+    }
+
+
+def calibrate(scenario: str, path: Path) -> None:
+    """Calibrate the nodes of the scenario into a file, unless it exists."""
+    if path.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix="dfrs-bench-") as name:
+        write_table(Path(name) / "jobs.csv", jobs_of(1))
+        lab = Path(name) / "lab.toml"
+        lab.write_text(re.sub("^overheads = .*$", "", scenario, flags=re.MULTILINE))
+        command = [sys.executable, "-m", "testbed", "calibrate", str(lab), "--repeats", "3", "--experiments",
+                   ",".join(CALIBRATION), "--out", str(path.absolute())]  # fmt: skip
+        if subprocess.run(command, check=False).returncode != 0 and not path.exists():
+            raise SystemExit(f"{' '.join(command)} made no file")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -95,13 +142,12 @@ def main() -> None:
     """Run the missing cases, and print the table."""
     parser = options(__doc__, "price.jsonl")
     parser.add_argument("--seeds", type=int, default=0, help="number of seeds")
-    parser.add_argument("--overheads", type=Path, help="calibration of the nodes")
+    parser.add_argument("--overheads", type=Path, default=Path("nodes.toml"), help="calibration of the nodes")
     chosen = parser.parse_args()
     if chosen.table is None:
-        if chosen.overheads is None or not chosen.overheads.exists():
-            raise SystemExit("expected --overheads with the file of a calibration: `testbed calibrate` makes it")
         check_disk()
         print_machine()
+        calibrate(SCENARIO, chosen.overheads)
         scenario = SCENARIO.replace("OVERHEADS", str(chosen.overheads.absolute()))
         cases = [{"seed": chosen.first + number, "way": way} for number in range(chosen.seeds) for way in WAYS]
         for case in missing(chosen.json, cases, "seed"):

@@ -23,7 +23,7 @@ from testbed.scheduling.workload.table import format_table, parse_table
 
 BASE = "Greedy */OPT=MIN"
 FOUND = f"{BASE}/NEEDS=discovered"
-EXACT = NeedsModel(error_frac=0.0)
+EXACT = NeedsModel(error_frac=0.0, window_s=10.0)
 
 
 def run(jobs: list[Job], policy: str, model: NeedsModel = EXACT, nodes: int = 1) -> SimulatedRun:
@@ -51,7 +51,12 @@ def test_needs_are_found_after_a_window_and_what_others_lacked_is_given_to_them(
     level = 1.0 / 1.295
     assert found.end_s[0] == pytest.approx(10.0 + 990.0 / min(level * 0.295 / 0.25, 1.0))
     assert found.needs.found_s == pytest.approx([0.0, 10.0])  # the need of the second job was declared right
-    assert run([job(1, 0.25), job(2, 1.0)], BASE).needs is None
+    right = run([job(1, 0.25), job(2, 1.0)], BASE)  # yields of 0.8
+    assert right.needs.overcommitted_s == pytest.approx(1250.0 * 0.25), "needs beyond a node, with right needs too"
+    assert (right.needs.unused_cpu_s, right.needs.short_cpu_s) == pytest.approx((0.0, 0.0), abs=1e-6)
+    plain = simulate([job(1, 0.25), job(2, 1.0)], 1, parse(BASE), constant(0.0), compiling=NEVER)
+    assert plain.needs is None
+    assert right.end_s == pytest.approx(plain.end_s)
 
 
 def test_a_need_that_changes_on_the_way_is_found_again() -> None:
@@ -60,6 +65,13 @@ def test_a_need_that_changes_on_the_way_is_found_again() -> None:
     assert found.end_s.tolist() == pytest.approx([1000.0])
     assert found.needs.found_s == pytest.approx([0.0, 10.0])
     assert found.needs.unused_cpu_s == pytest.approx(10.0 * (0.9 - 0.4) + 490 * 0.06 + 490 * 0.1, rel=0.2)
+
+
+def test_a_need_that_changes_again_before_it_was_found_was_not_found() -> None:
+    model = replace(EXACT, profile=((0.0, 1.0), (0.5, 0.5), (0.501, 0.25)))
+    found = run([job(1, 0.8)], FOUND, model)
+    assert found.needs.found_s == pytest.approx([0.0, 10.0])
+    assert found.needs.not_found == 1
 
 
 def test_without_a_node_that_tells_how_long_caps_hold_needs_are_found_by_raising_caps() -> None:
@@ -127,10 +139,6 @@ def test_all_jobs_end_whatever_was_declared_and_cpu_is_accounted_for(
         assert np.all(done.end_s - done.submit_s >= done.run_time_s * (1 - 1e-9))
         ends = [*(begin for begin, _ in profile[1:]), 1.0]
         factor = sum(by * (end - begin) for (begin, by), end in zip(profile, ends, strict=True))
-        if done.needs is None:  # all needs were declared right, and there is no estimation
-            assert profile == PROFILES[0]
-            assert all(each.real_need_frac == each.cpu_need_frac for each in wrong)
-            continue
         work = sum(each.tasks * each.real_need_frac * each.run_time_s * factor for each in wrong)
         assert done.needs.used_cpu_s == pytest.approx(work, rel=1e-6)
         assert done.needs.unused_cpu_s >= -1e-9

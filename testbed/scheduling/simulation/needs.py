@@ -19,7 +19,7 @@ import numpy as np
 
 from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import RunError, UserError
-from testbed.needs.estimator import NEWS_FRAC, NeedEstimator, Window
+from testbed.needs.estimator import NEED_WINDOW_S, NEWS_FRAC, NeedEstimator, Window
 from testbed.scheduling.compiler import bound
 from testbed.scheduling.policies.discovering import watches_needs
 from testbed.scheduling.policies.state import Cluster, Jobs, Mask
@@ -47,7 +47,7 @@ class NeedsModel:
     """
 
     profile: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
-    window_s: float = 10.0
+    window_s: float = NEED_WINDOW_S
     reports_throttling: bool = True
     error_frac: float = 0.02
     seed: int = 0
@@ -67,7 +67,7 @@ class _Watch:
     cap_frac: float = 0.0
     since_s: float = 0.0
     observed: bool = False  # whether the window after that change was evaluated
-    wrong_s: float | None = None  # running time since the first change of the need that is not found yet
+    wrong_s: float | None = None  # running time since the last change of the need, if it is not found yet
 
 
 class Needing(Views):
@@ -107,7 +107,7 @@ class Needing(Views):
     def figures(self) -> NeedsFigures:
         """The figures of the run so far."""
         missing = sum(watch.wrong_s is not None for watch in self._watched.values())
-        return replace(self._figures, not_found=missing)
+        return replace(self._figures, not_found=self._figures.not_found + missing)
 
     def need_frac(self, row: int) -> float:
         """Return the present real need of each task of a job."""
@@ -172,7 +172,8 @@ class Needing(Views):
             watch = self._watched.setdefault(row, _Watch(NeedEstimator(float(self._declared[row]), 1.0)))
             if (watch.need_frac, watch.cap_frac) == (need, cap):
                 continue
-            if watch.need_frac != need and watch.wrong_s is None:
+            if watch.need_frac != need:
+                self._figures.not_found += watch.wrong_s is not None  # it changed again before it was found
                 watch.wrong_s = 0.0
             watch.need_frac, watch.cap_frac, watch.since_s, watch.observed = need, cap, now_s, False
             self._note_found(watch)

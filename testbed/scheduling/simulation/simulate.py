@@ -91,7 +91,8 @@ def simulate(
     model = constant(DEFAULT_PENALTY_S) if overheads is None else overheads
     _check_memory(jobs, model, node_memory_gb)
     table = model.table(node_memory_gb)
-    needs = needs_of(jobs, policy, needs)
+    if needs is None or is_queue(policy):
+        needs = needs_of(jobs, policy, needs)
     if needs is not None and (speeds is not None or not can_pace(policy)):
         raise UserError(
             f"policy {policy.name}: CPU needs that are not as declared: expected a policy without shares that move, "
