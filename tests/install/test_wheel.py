@@ -77,10 +77,17 @@ def shell(command: str, folder: Path, venv: Path | None, within_s: float) -> sub
         environment["VIRTUAL_ENV"] = str(venv)
         path.insert(0, str(venv / "bin"))
     environment |= {"PATH": os.pathsep.join(path), "PIP_CONSTRAINT": str(CONSTRAINTS)}
-    return subprocess.run(
-        ["timeout", "--kill-after=60", str(within_s), "bash", "-ec", command], cwd=folder, env=environment,
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    argv = ["timeout", "--kill-after=60", str(within_s), "bash", "-ec", command]
+    with subprocess.Popen(
+        argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    ) as child:  # fmt: skip
+        try:
+            told, complaints = child.communicate()
+        except BaseException:
+            child.terminate()  # `timeout` sends it on to all of its processes, which are in a group of their own
+            raise
+    return subprocess.CompletedProcess(argv, child.returncode, told, complaints)
 
 
 def build(folder: Path, into: Path) -> None:

@@ -48,6 +48,22 @@ command = "exec python3 {program}"
 busy = 1
 """
 
+RESUMING = """
+[[block]]
+name = "counts"
+about = "it goes on where it was ended"
+minutes = 1
+[[block.step]]
+name = "count"
+command = '''
+echo more >> lines.txt
+if [ $(wc -l < lines.txt) = 2 ]; then exec python3 {program}; fi
+[ $(wc -l < lines.txt) = 3 ]
+'''
+keep = ["*.txt"]
+resumes = true
+"""
+
 PROGRAM = """
 import pathlib, signal
 try:
@@ -214,6 +230,31 @@ def test_an_interrupted_step_is_ended_and_leaves_no_result(
     assert not any(process.is_running() for process in below)
     assert list(place.iterdir()) == []
     assert not (lane.folder / "docs/results/lanes/waits.json").exists()
+
+
+def test_a_step_that_resumes_goes_on_with_what_it_had_kept_on_this_code(lane: Lane) -> None:
+    blocks = lane.folder / ".ci/blocks.toml"
+    blocks.write_text(blocks.read_text() + RESUMING.format(program=lane.folder.parent / "program.py"))
+    lane.commit()
+    lanes = lane.folder / "docs/results/lanes"
+    assert lane.run("counts").returncode == 1, "the first call failed with one line"
+    argv = [sys.executable, ".ci/long", "counts"]
+    with subprocess.Popen(argv, cwd=lane.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        wait_until(lane.waiting.exists, "the step has its second line")
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(HANG_S) == 130
+    assert len(list(lanes.glob("*.unfinished.tar.xz"))) == 1
+    (lane.folder / "code.py").write_text("pass\n")
+    lane.commit()
+    assert lane.run("counts").returncode == 1, "other code begins anew"
+    (lane.folder / "code.py").unlink()
+    lane.commit()
+    assert lane.run("counts").returncode == 0, "the third line is enough"
+    with tarfile.open(lanes / "counts.count.tar.xz") as kept:
+        text = kept.extractfile("lines.txt")
+        assert text is not None
+        assert text.read().decode() == "more\n" * 3
+    assert list(lanes.glob("*.unfinished.tar.xz")) == []
 
 
 def test_the_blocks_of_this_project_can_be_read() -> None:
