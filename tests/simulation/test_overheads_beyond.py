@@ -122,9 +122,59 @@ def test_jobs_that_change_places_wait_for_each_other_but_not_for_those_that_stay
     by_images = replace(longer, migrates="save-restore")  # both are saved at the same time, as a part of the 20 s
     run = loop(jobs, 3, Scripted(script, 10.0), by_images.table(8.0))
     assert run.end_s.tolist() == [10.0 + 20.0 + 30.0, 10.0 + 20.0 + 10.0]
-    live = replace(longer, migrates="live")  # each place is occupied until its guest has moved
-    run = loop(jobs, 3, Scripted(script, 10.0), live.table(8.0))
-    assert run.end_s.tolist() == [10.0 + 20.0 + 20.0 + 30.0, 10.0 + 20.0 + 20.0 + 10.0]
+
+
+@LOOPS
+def test_a_guest_that_migrates_live_occupies_its_old_place_until_it_has_moved(loop):
+    live = replace(model(save_s=[[8.0]]), migration_s=np.array([[20.0]]), migrates="live")
+    script = {0: {0: (0, 1.0), 1: (1, 1.0)}, 10: {0: (1, 1.0), 2: (0, 1.0)}, 100: {1: (0, 1.0)}}
+    jobs = [job(0, 0, 30, mem=0.6), job(1, 0, 30, mem=0.6), job(2, 10, 5, mem=0.6)]
+    run = loop(jobs, 2, Scripted(script, 10.0), live.table(8.0))
+    assert run.end_s[0] == 18.0 + 20.0 + 20.0, "its new place is free from 18 on"
+    assert run.end_s[2] == 38.0 + 5.0
+
+
+@LOOPS
+def test_an_operation_that_has_not_begun_when_its_job_is_paused_is_never_done(loop):
+    costs = model(start_s=[[7.0]], save_s=[[8.0]])
+    script = {0: {0: (0, 1.0)}, 10: {1: (0, 1.0)}, 12: {2: (0, 1.0)}, 60: {1: (0, 1.0)}, 100: {0: (0, 1.0)}}
+    jobs = [job(0, 0, 30, mem=0.6), job(1, 10, 20, mem=0.6), job(2, 12, 4, mem=0.6)]
+    run = loop(jobs, 1, Scripted(script, 2.0), costs.table(8.0))
+    assert run.end_s[2] == 18.0 + 7.0 + 4.0, "job 0 is saved until 18; nothing of job 1 is there to be saved"
+    assert run.end_s[1] == 60.0 + 7.0 + 20.0, "it starts, as it never ran"
+    moved = {0: {0: (0, 1.0)}, 10: {1: (0, 1.0)}, 12: {1: (1, 1.0)}, 100: {0: (0, 1.0)}}
+    run = loop(jobs[:2], 2, Scripted(moved, 2.0), costs.table(8.0))
+    assert run.end_s[1] == 12.0 + 7.0 + 20.0
+
+
+@LOOPS
+def test_a_job_waits_only_as_long_as_memory_is_short(loop):
+    saved = model(save_s=[[8.0]])
+    half = {0: (0, 0.5), 1: (0, 0.5)}
+    script = {0: half, 10: {1: (0, 0.5)}, 15: {}, 20: {2: (0, 1.0)}, 60: half}
+    jobs = [job(0, 0, 30, mem=0.5), job(1, 0, 30, mem=0.3), job(2, 20, 4, mem=0.4)]
+    run = loop(jobs, 1, Scripted(script, 5.0), saved.table(8.0))
+    assert run.end_s[2] == 20.0 + 4.0, "at 20 only the image of job 1 is being written: 0.3 + 0.4"
+    script = {0: {0: (0, 1.0)}, 10: {}, 12: {0: (0, 0.5), 1: (0, 0.5)}}
+    both = [job(0, 0, 30, mem=0.6), job(1, 12, 4, mem=0.3)]
+    run = loop(both, 1, Scripted(script, 2.0), saved.table(8.0))
+    assert run.end_s.tolist() == [18.0 + 3.0 + 40.0, 12.0 + 8.0], "its own image does not count twice"
+
+
+@LOOPS
+def test_starts_alone_are_done_before_what_follows_them(loop):
+    script = {0: {0: (0, 1.0)}, 2: {}, 3: {0: (0, 1.0)}}
+    run = loop([job(0, 0, 20)], 1, Scripted(script, 1.0), model(start_s=[[7.0]]).table(8.0))
+    assert run.end_s.tolist() == [7.0 + 3.0 + 20.0]
+
+
+@LOOPS
+def test_images_of_a_migration_are_written_before_it_goes_on(loop):
+    """Two guests leave a node for two others: their saves share its disk."""
+    costs = by_tasks(10, 12, per_node=True, save_s=np.array([[4.0], [9.0]]), migrates="save-restore")
+    script = {0: {0: (0, 0.5), 1: (0, 0.5)}, 10: {0: (1, 0.5), 1: (2, 0.5)}}
+    run = loop([job(0, 0, 20), job(1, 0, 20)], 3, Scripted(script, 10.0), costs.table(8.0))
+    assert run.end_s.tolist() == [10.0 + 9.0 + (10.0 - 4.0) + 30.0] * 2
 
 
 @LOOPS
@@ -310,7 +360,7 @@ def test_both_loops_come_to_the_same_bits_with_all_of_it(jobs, name, overheads):
 
 
 def test_debug_names_a_job_that_begins_on_a_node_that_is_held(monkeypatch):
-    monkeypatch.setattr(moving, "beside_others", lambda *_: (10.0, 1))
+    monkeypatch.setattr(moving, "node_has_room", lambda _node, _row, from_s, *_: from_s)
     policy = Scripted({0: {0: (0, 1.0)}, 10: {1: (0, 1.0)}}, 10.0)
     with pytest.raises(RunError, match="at 10 s: job 1 makes progress on a node that is full of tasks that left"):
         on_arrays([job(0, 0, 30, mem=0.6), job(1, 10, 20, mem=0.6)], 1, policy, model(save_s=[[8.0]]).table(8.0))

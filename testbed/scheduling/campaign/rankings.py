@@ -98,7 +98,7 @@ def describe(model: Overheads) -> str:
     beyond = model.table(1.0).beyond
     parts = [f"{low_s:.4g} s" if low_s == high_s else f"{low_s:.4g} to {high_s:.4g} s"]
     parts += ["starts cost"] if beyond.starts else []
-    parts += ["places are held while they are saved"] if beyond.saves else []
+    parts += ["places are held while they are saved"] if bool((beyond.save_s > 0.0).any()) else []
     parts += ["concurrency by node"] if beyond.per_node else []
     parts += ["measured progress"] if beyond.bends else []
     return ", ".join(parts)

@@ -120,7 +120,7 @@ def run_events(
         if changed == 0 and not log.records:
             continue
         begin_moves(changed, active, overheads, jobs, cluster, world, moves)
-        if debug and not arrivals_are_sound(changed, jobs, world, moves):
+        if debug and not arrivals_are_sound(changed, overheads.beyond.by_copies, jobs, world, moves):
             return BEGUN_TOO_EARLY
         log_changes(active, changed, in_full, jobs, cluster, world, log)
     return PAUSED

@@ -36,7 +36,7 @@ class Follower:
     ) -> None:
         self._overheads = overheads.table(node_memory_gb)
         self._jobs, self._cluster, self._world = new_world(jobs, nodes)
-        self._moves = new_moves(len(jobs), nodes)
+        self._moves = new_moves(self._jobs, nodes)
         bends = self._overheads.beyond.bends
         self._speed: Floats = self._moves.speed if bends else self._cluster.yield_frac
         self._row = {job.job_id: row for row, job in enumerate(jobs)}

@@ -71,7 +71,7 @@ def run_loop(
     end is not sound.
     """
     table, cluster, world = new_world(jobs, nodes)
-    moves, log = new_moves(len(jobs), nodes), new_log(table, records=record)
+    moves, log = new_moves(table, nodes), new_log(table, records=record)
     run: Callable[..., int]
     plain: Callable[..., int] | None = None
     rules: object = ()

@@ -1,8 +1,10 @@
 """The moves of jobs by a decision, and when the moved jobs can progress, for any overhead model.
 
-If an overhead model has saves, tasks that come to a node whose memory does not suffice for them and for the tasks that
-left it before, by the same decision or by an earlier one, wait until all of the latter are saved, as in a live run.
-Jobs that end leave at once.
+If an overhead model has starts or saves, operations are done as by the controller of a live run. Those on one job are
+done one after the other; one that has not begun when the job is paused or placed elsewhere is never done. A task that
+left its node occupies memory there until it is saved, and a job begins to start, to resume or to migrate when its nodes
+have memory for it. Jobs that end leave at once. Jobs that come by one decision get the memory in the order of their
+submission; guests that migrate live come first.
 """
 
 from __future__ import annotations
@@ -99,40 +101,28 @@ def begin_moves(
     Penalties alone, the model of the papers, need no counts by node.
     """
     beyond = overheads.beyond
-    by_node = beyond.saves or beyond.per_node
-    if by_node:
-        count_by_node(changed, active, overheads, jobs, cluster, world, moves)
-    time_s = world.time_s[0]
+    if beyond.ordered or beyond.per_node:
+        count_by_node(changed, overheads, jobs, world, moves)
     at_once = 0
     for index in range(changed):
         if costs(world.change[index], beyond.starts):
             at_once += world.changed_tasks[index]
+    if beyond.ordered:
+        leave(changed, overheads, jobs, world, moves)
+        note_memory(changed, active, jobs, cluster, world, moves)
+        for live in (True, False):
+            for index in range(changed):
+                change = world.change[index]
+                if change != PREEMPTION and live == (change == MIGRATION and beyond.by_copies):
+                    arrive(index, at_once, overheads, jobs, world, moves)
+        return
     for index in range(changed):
         change, row = world.change[index], world.changed_row[index]
-        if change == PREEMPTION:
-            continue
-        begin_s, with_it = time_s, at_once
-        if by_node:
-            begin_s, with_it = beside_others(index, at_once, beyond.per_node, jobs, world, moves)
-        if costs(change, beyond.starts):
-            world.free_at_s[row] = end_of_move(index, begin_s, with_it, overheads, jobs, world)
-        elif begin_s > time_s:
-            world.free_at_s[row] = begin_s
-
-
-@lean_kernel
-def end_of_move(
-    index: int, begin_s: float, with_it: int, overheads: OverheadTable, jobs: Jobs, world: World
-) -> float:  # fmt: skip
-    """Return when a job that has room on its nodes from `begin_s` on can progress there."""
-    change, row, beyond = world.change[index], world.changed_row[index], overheads.beyond
-    several, mem_frac = jobs.offset[row + 1] - jobs.offset[row] > 1, jobs.mem_req_frac[row]
-    took_s = seconds_of(change, overheads, with_it, mem_frac, several, world.changed_away[index] > 0)
-    if change != MIGRATION or not (beyond.starts or beyond.saves):
-        return float(begin_s + took_s)
-    saved_s = min(saving_s(overheads, with_it, mem_frac, several), took_s) if beyond.by_images else 0.0
-    ready_s = max(world.time_s[0], world.free_at_s[row]) + saved_s
-    return float(max(begin_s, ready_s) + took_s - saved_s)
+        if change != PREEMPTION and costs(change, beyond.starts):
+            with_it = most_coming(index, jobs, world, moves) if beyond.per_node else at_once
+            several, away = jobs.offset[row + 1] - jobs.offset[row] > 1, world.changed_away[index] > 0
+            took_s = seconds_of(change, overheads, with_it, jobs.mem_req_frac[row], several, away)
+            world.free_at_s[row] = world.time_s[0] + took_s
 
 
 @lean_kernel
@@ -208,16 +198,8 @@ def node_reached(change: int, task: int, world: World) -> int:
 
 
 @lean_kernel
-def count_by_node(
-    changed: int,
-    active: Ints,
-    overheads: OverheadTable,
-    jobs: Jobs,
-    cluster: Cluster,
-    world: World,
-    moves: PendingMoves,
-) -> None:
-    """Count the tasks that leave each node by this decision, and those that come at a cost; set holds for saves."""
+def count_by_node(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
+    """Count the tasks that leave each node by this decision, and those that come at a cost."""
     for node in range(moves.coming.size):
         moves.coming[node] = 0
         moves.leaving[node] = 0
@@ -229,74 +211,166 @@ def count_by_node(
                 moves.leaving[left] += 1
             if reached != NOT_PLACED and costs(change, overheads.beyond.starts):
                 moves.coming[reached] += 1
-    if overheads.beyond.saves:
-        hold_places(changed, overheads, jobs, world, moves)
-        note_memory(active, jobs, cluster, moves)
 
 
 @lean_kernel
-def hold_places(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
-    """Set the times until which leaving tasks hold their nodes, and at which paused jobs have all of their images."""
+def most_coming(index: int, jobs: Jobs, world: World, moves: PendingMoves) -> int:
+    """Return the largest number of tasks that come, at a cost, to one of the new nodes of a job."""
+    row, most = world.changed_row[index], 0
+    for task in range(jobs.offset[row], jobs.offset[row + 1]):
+        node = node_reached(world.change[index], task, world)
+        if node != NOT_PLACED:
+            most = max(most, moves.coming[node])
+    return int(most)
+
+
+@lean_kernel
+def leave(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
+    """Let tasks leave their nodes: set until when they occupy memory there, and when paused jobs have their images."""
     beyond, time_s = overheads.beyond, world.time_s[0]
+    forget_holds(time_s, moves)
     at_once = 0
     for node in range(moves.leaving.size):
         at_once += moves.leaving[node]
-        if moves.held_until_s[node] <= time_s:
-            moves.held_frac[node] = 0.0
     for index in range(changed):
         change, row = world.change[index], world.changed_row[index]
         if change not in (PREEMPTION, MIGRATION):
             continue
-        begin_s = max(time_s, world.free_at_s[row])  # the previous operation on the job ends first
-        saved_s = begin_s
-        several = jobs.offset[row + 1] - jobs.offset[row] > 1
+        if not has_begun(row, time_s, moves):
+            moves.dropped[row] = True
+            world.free_at_s[row] = time_s
+            continue
+        begin_s = max(time_s, world.free_at_s[row])
+        until_s = begin_s
+        several, mem_frac = jobs.offset[row + 1] - jobs.offset[row] > 1, jobs.mem_req_frac[row]
         for task in range(jobs.offset[row], jobs.offset[row + 1]):
             node = node_left(change, task, world)
+            moves.held_on[task] = node
             if node == NOT_PLACED:
                 continue
             with_it = moves.leaving[node] if beyond.per_node else at_once
-            took_s = saving_s(overheads, with_it, jobs.mem_req_frac[row], several)
+            took_s = saving_s(overheads, with_it, mem_frac, several)
             if change == MIGRATION and beyond.by_copies:
-                took_s = seconds_of(MIGRATION, overheads, with_it, jobs.mem_req_frac[row], several, False)
-            moves.held_until_s[node] = max(moves.held_until_s[node], begin_s + took_s)
-            moves.held_frac[node] += jobs.mem_req_frac[row]
-            saved_s = max(saved_s, begin_s + took_s)
-        if change == PREEMPTION:
-            moves.saved_at_s[row] = saved_s
+                took_s = seconds_of(MIGRATION, overheads, with_it, mem_frac, several, False)
+            until_s = max(until_s, begin_s + took_s)
+        moves.saved_at_s[row] = until_s
+        hold(row, until_s, moves)
 
 
 @lean_kernel
-def note_memory(active: Ints, jobs: Jobs, cluster: Cluster, moves: PendingMoves) -> None:
-    """Write the memory of the tasks on each node after a decision."""
+def has_begun(row: int, time_s: float, moves: PendingMoves) -> bool:
+    """Whether the last operation on a job has begun; one that begins now has not."""
+    return bool(not moves.dropped[row] and (moves.arrives_s[row] < time_s or moves.operation[row] == MIGRATION))
+
+
+@lean_kernel
+def forget_holds(time_s: float, moves: PendingMoves) -> None:
+    """Forget the jobs whose tasks no longer occupy memory on nodes that they left."""
+    kept = 0
+    for place in range(moves.holds[0]):
+        row = moves.holding[place]
+        if moves.held_until_s[row] > time_s:
+            moves.holding[kept] = row
+            kept += 1
+    moves.holds[0] = kept
+
+
+@lean_kernel
+def hold(row: int, until_s: float, moves: PendingMoves) -> None:
+    """Note until when tasks of a job occupy memory on the nodes in `held_on`."""
+    moves.held_until_s[row] = until_s
+    for place in range(moves.holds[0]):
+        if moves.holding[place] == row:
+            return
+    moves.holding[moves.holds[0]] = row
+    moves.holds[0] += 1
+
+
+@lean_kernel
+def note_memory(
+    changed: int, active: Ints, jobs: Jobs, cluster: Cluster, world: World, moves: PendingMoves
+) -> None:  # fmt: skip
+    """Write the memory in use of the tasks that stay on their nodes; rows are ascending, as are those that change."""
     for node in range(moves.used_frac.size):
         moves.used_frac[node] = 0.0
+    index = 0
     for row in active:
+        changes = index < changed and world.changed_row[index] == row
         if cluster.running[row]:
             for task in range(jobs.offset[row], jobs.offset[row + 1]):
-                moves.used_frac[cluster.task_node[task]] += jobs.mem_req_frac[row]
+                if not changes:
+                    moves.used_frac[cluster.task_node[task]] += jobs.mem_req_frac[row]
+                elif node_reached(world.change[index], task, world) == NOT_PLACED:
+                    moves.used_frac[world.stands_on[task]] += jobs.mem_req_frac[row]
+        if changes:
+            index += 1
 
 
 @lean_kernel
-def is_full(node: int, moves: PendingMoves) -> bool:
-    """Whether a node has no memory for its present tasks beside those that left it and are being saved."""
-    return bool(moves.used_frac[node] + moves.held_frac[node] > CAPACITY_FRAC)
+def arrive(
+    index: int, at_once: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves
+) -> None:  # fmt: skip
+    """Begin the operation that brings a job to its new nodes as soon as they have memory for it."""
+    row, change, beyond, time_s = world.changed_row[index], world.change[index], overheads.beyond, world.time_s[0]
+    several, mem_frac = jobs.offset[row + 1] - jobs.offset[row] > 1, jobs.mem_req_frac[row]
+    if moves.dropped[row]:  # what it replaces was never done
+        change = START if moves.operation[row] == START else RESUME
+    with_it = most_coming(index, jobs, world, moves) if beyond.per_node else at_once
+    took_s = 0.0
+    if costs(change, beyond.starts):
+        took_s = seconds_of(change, overheads, max(with_it, 1), mem_frac, several, world.changed_away[index] > 0)
+    ready_s = max(time_s, moves.saved_at_s[row]) if change == RESUME else max(time_s, world.free_at_s[row])
+    if change == START:
+        ready_s = time_s
+    elif change == MIGRATION and beyond.by_images:
+        ready_s = max(time_s, moves.saved_at_s[row])
+        took_s -= min(saving_s(overheads, with_it, mem_frac, several), took_s)
+    begin_s = room_at(index, ready_s, jobs, world, moves)
+    if took_s > 0.0 or begin_s > time_s:
+        world.free_at_s[row] = begin_s + took_s
+    moves.arrives_s[row] = begin_s
+    moves.operation[row] = change
+    moves.dropped[row] = False
+    if change == MIGRATION and beyond.by_copies:
+        moves.held_until_s[row] = max(moves.held_until_s[row], world.free_at_s[row])
 
 
 @lean_kernel
-def beside_others(
-    index: int, at_once: int, per_node: bool, jobs: Jobs, world: World, moves: PendingMoves
-) -> tuple[float, int]:
-    """Return when the new nodes of a job are released and its images are written, and its concurrent tasks.
+def room_at(index: int, ready_s: float, jobs: Jobs, world: World, moves: PendingMoves) -> float:
+    """Return when all new nodes of a job have memory for it, from `ready_s` on; add its memory to that in use.
 
-    The number of concurrent tasks is `at_once`, or with `per_node` the largest number of tasks that come, at a cost, to
-    one of its nodes.
+    Memory of a task that comes back to the node that it left is not counted twice.
     """
-    row, begin_s, most = world.changed_row[index], world.time_s[0], 0
+    row, begin_s = world.changed_row[index], ready_s
     for task in range(jobs.offset[row], jobs.offset[row + 1]):
         node = node_reached(world.change[index], task, world)
         if node != NOT_PLACED:
-            begin_s = max(begin_s, moves.saved_at_s[row])
-            if is_full(node, moves):
-                begin_s = max(begin_s, moves.held_until_s[node])
-            most = max(most, moves.coming[node])
-    return float(begin_s), int(most if per_node else at_once)
+            moves.used_frac[node] += jobs.mem_req_frac[row]
+            for other in range(jobs.offset[row], jobs.offset[row + 1]):
+                if moves.held_on[other] == node:
+                    moves.held_on[other] = NOT_PLACED
+                    break
+    for task in range(jobs.offset[row], jobs.offset[row + 1]):
+        node = node_reached(world.change[index], task, world)
+        if node != NOT_PLACED:
+            begin_s = node_has_room(node, row, begin_s, jobs, moves)
+    return begin_s
+
+
+@lean_kernel
+def node_has_room(node: int, row: int, from_s: float, jobs: Jobs, moves: PendingMoves) -> float:
+    """Return from when on a node has memory for its tasks beside those of other jobs that have left it."""
+    at_s = from_s
+    while True:
+        held_frac, next_s = 0.0, math.inf
+        for place in range(moves.holds[0]):
+            other = moves.holding[place]
+            if other == row or moves.held_until_s[other] <= at_s:
+                continue
+            for task in range(jobs.offset[other], jobs.offset[other + 1]):
+                if moves.held_on[task] == node:
+                    held_frac += jobs.mem_req_frac[other]
+                    next_s = min(next_s, moves.held_until_s[other])
+        if held_frac == 0.0 or moves.used_frac[node] + held_frac <= CAPACITY_FRAC:
+            return at_s
+        at_s = next_s

@@ -41,7 +41,7 @@ class ExtraOverheads(NamedTuple):
 
     any: bool  # whether one of the following flags is set
     starts: bool  # whether a first start has a cost
-    saves: bool  # whether a leaving task still occupies its node while it is saved
+    ordered: bool  # whether starts or saves have costs: operations wait for each other, and for memory
     per_node: bool  # whether concurrency is counted per node, else over the cluster
     bends: bool  # whether progress differs from the yield
     by_images: bool  # whether migrations are saves and restores
@@ -99,11 +99,11 @@ class Overheads:
     with one point has no effect. Raises ValueError for arrays that do not agree.
 
     * `start_s`: the duration of a job's first start; with None first starts are free [RR 5.1].
-    * `save_s`: the time for which a task that is paused, or that moves away, still occupies memory of its node. Jobs
-      that come to the node before its end, by the same decision or a later one, begin to start, to resume or to migrate
-      only then, unless the node has memory for all of them. No job resumes before all of its own images are written.
-      Its concurrency is that of the tasks that leave. With starts or saves, an operation on a job begins when the
-      previous one on the same job has ended.
+    * `save_s`: the time for which a task that is paused, or that moves away, still occupies memory of its node. Its
+      concurrency is that of the tasks that leave. A job that comes to the node, by the same decision or a later one,
+      begins to start, to resume or to migrate when the node has memory for it. No job resumes before all of its own
+      images are written. With starts or saves, an operation on a job begins when the previous one on the same job has
+      ended; one that has not begun when the job is paused or placed elsewhere is never done.
     * `transfer_s`: the time to send an image to another node, which a job needs that resumes elsewhere than before.
     * `migrates`: the way of `migration_s`, SAVE_AND_RESTORE or LIVE; with an empty text the way is unknown. The save of
       a migration by images does not wait for its new place; a guest that migrates live occupies its old node for
@@ -188,7 +188,7 @@ class Overheads:
         yields, serial, parallel = [_ENDS] * 3 if bent is None else bent.from_zero()
         has_any = starts or saves or self.per_node or bent is not None
         beyond = ExtraOverheads(
-            has_any, starts, saves, self.per_node, bent is not None, self.migrates == SAVE_AND_RESTORE,
+            has_any, starts, starts or saves, self.per_node, bent is not None, self.migrates == SAVE_AND_RESTORE,
             self.migrates == LIVE, start_s, save_s, transfer_s, yields, serial, parallel, more.start_s,
             more.save_s, more.resume_s, more.migration_s,
         )  # fmt: skip

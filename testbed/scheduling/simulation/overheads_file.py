@@ -121,7 +121,10 @@ def has_ways(path: Path) -> bool:
 
 
 def load_ways(path: Path) -> dict[str, Overheads]:
-    """Read the overheads of a file with the migrations of each way; raise UserError as `load_overheads` does."""
+    """Read the overheads of a file with the migrations of each way; raise UserError as `load_overheads` does.
+
+    A job of several tasks that migrates by images takes as much more as for a save and a resume, live no more.
+    """
     data = read_toml(path, "a TOML file with a table of overheads")
     plain = _overheads(path, data)
     table = data.get("migration_ways_s")
@@ -135,7 +138,11 @@ def load_ways(path: Path) -> dict[str, Overheads]:
     for way, rows in ((SAVE_AND_RESTORE, ways.save_restore), (LIVE, ways.live)):
         if {len(row) for row in rows} != {plain.memory_gb.size} or len(rows) != plain.concurrent_tasks.size:
             raise InputError(str(path), f"migration_ways_s.{way}", rows, "rows as those of [overheads]")
-        found[way] = replace(plain, migration_s=np.array(rows, dtype=np.float64), migrates=way)
+        more_s = 0.0 if way == LIVE else plain.parallel.save_s + plain.parallel.resume_s
+        found[way] = replace(
+            plain, migration_s=np.array(rows, dtype=np.float64), migrates=way,
+            parallel=replace(plain.parallel, migration_s=more_s),
+        )  # fmt: skip
     return found
 
 

@@ -6,7 +6,8 @@ from testbed.scheduling.compiler import kernel, lean_kernel
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC, node_usage
 from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
-from testbed.scheduling.simulation.moving import is_full, node_reached
+from testbed.scheduling.simulation.moving import node_reached
+from testbed.scheduling.simulation.run import MIGRATION, RESUME
 from testbed.scheduling.simulation.world import FAULT_ROW, PendingMoves, World
 
 SOUND = 0
@@ -28,6 +29,7 @@ MEANING = {
 }
 
 _CPU_FRAC = 1.0 + 1e-8  # the CPU use of a node is a sum of products, each with a rounding error
+_MEMORY_FRAC = 1e-8  # sums of memory are in another order here
 _END_S = 1e-6  # virtual time is the sum of many small steps, each with a rounding error
 
 
@@ -79,22 +81,46 @@ def check_end(virtual_time_s: float, run_time_s: float) -> int:
 
 
 @lean_kernel
-def arrivals_are_sound(changed: int, jobs: Jobs, world: World, moves: PendingMoves) -> bool:
+def arrivals_are_sound(changed: int, live: bool, jobs: Jobs, world: World, moves: PendingMoves) -> bool:
     """Whether jobs progress at a node only where it has room for them; else the first faulty row is in `FAULT_ROW`.
 
-    A job can progress only when its own images are written, and when its new nodes have memory for it, at the latest
-    when the tasks that left them are saved.
+    A job can progress only when its own images are written, and when its new nodes have memory for it and for all
+    tasks that stay there, that have come before, or that have left but are not saved yet. If guests migrate `live`, the
+    places that they leave are not checked: two guests that exchange their places each wait for the other one.
     """
     for index in range(changed):
         row = world.changed_row[index]
+        free_s = max(world.free_at_s[row], moves.arrives_s[row])
+        if world.change[index] == RESUME and free_s < moves.saved_at_s[row]:
+            world.counts[FAULT_ROW] = row
+            return False
         for task in range(jobs.offset[row], jobs.offset[row + 1]):
             node = node_reached(world.change[index], task, world)
-            if node == NOT_PLACED:
+            if node == NOT_PLACED or free_s < world.time_s[0]:
                 continue
-            ready_s = moves.saved_at_s[row]
-            if is_full(node, moves):
-                ready_s = max(ready_s, moves.held_until_s[node])
-            if ready_s > world.time_s[0] and world.free_at_s[row] < ready_s:
+            later_frac = 0.0
+            for place in range(changed):
+                other = world.changed_row[place]
+                if moves.arrives_s[other] > free_s:
+                    for theirs in range(jobs.offset[other], jobs.offset[other + 1]):
+                        if node_reached(world.change[place], theirs, world) == node:
+                            later_frac += jobs.mem_req_frac[other]
+            if memory_at(node, row, live, free_s, jobs, moves) - later_frac > CAPACITY_FRAC + _MEMORY_FRAC:
                 world.counts[FAULT_ROW] = row
                 return False
     return True
+
+
+@lean_kernel
+def memory_at(node: int, row: int, live: bool, time_s: float, jobs: Jobs, moves: PendingMoves) -> float:
+    """Return the memory in use on a node by all that stay and come, and by what other jobs left there until then."""
+    found = float(moves.used_frac[node])
+    for place in range(moves.holds[0]):
+        other = moves.holding[place]
+        if other == row or (live and moves.operation[other] == MIGRATION):
+            continue
+        if moves.held_until_s[other] > time_s:
+            for task in range(jobs.offset[other], jobs.offset[other + 1]):
+                if moves.held_on[task] == node:
+                    found += jobs.mem_req_frac[other]
+    return found

@@ -58,10 +58,15 @@ class PendingMoves(NamedTuple):
     speed: Floats  # (J,) progress at the present yields, seconds of virtual time per second, if not the yield
     leaving: Ints  # (N,) how many tasks leave by the present decision
     coming: Ints  # (N,) how many tasks come at a cost
-    held_until_s: Floats  # (N,) when the last image of a task that left is written
-    held_frac: Floats  # (N,) memory of the tasks that left since a time at which no image was being written
-    used_frac: Floats  # (N,) memory of the tasks that the present decision places
+    used_frac: Floats  # (N,) memory of the tasks that stay, and of those whose arrival is already known
+    held_on: Ints  # (sum of tasks,) the node that a task left and still occupies, NOT_PLACED without one
+    held_until_s: Floats  # (J,) until when the tasks of a job occupy these nodes
+    holding: Ints  # (J,) the first `holds` are the jobs with such tasks
+    holds: Ints  # (1,)
     saved_at_s: Floats  # (J,) when the images of the job are written
+    arrives_s: Floats  # (J,) when the job has room on its nodes, so that its last operation begins there
+    operation: Ints  # (J,) the kind of the last operation, of `testbed.scheduling.simulation.run`
+    dropped: Mask  # (J,) whether the last operation never began, as the job was paused before
 
 
 class Log(NamedTuple):
@@ -132,16 +137,22 @@ def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World]:
     return table, cluster, world
 
 
-def new_moves(jobs: int, nodes: int) -> PendingMoves:
+def new_moves(jobs: Jobs, nodes: int) -> PendingMoves:
     """Return the state of moves before the first submission."""
+    rows = jobs.submit_time_s.size
     return PendingMoves(
-        speed=np.zeros(jobs),
+        speed=np.zeros(rows),
         leaving=np.zeros(nodes, dtype=np.int64),
         coming=np.zeros(nodes, dtype=np.int64),
-        held_until_s=np.full(nodes, -np.inf),
-        held_frac=np.zeros(nodes),
         used_frac=np.zeros(nodes),
-        saved_at_s=np.full(jobs, -np.inf),
+        held_on=np.full(jobs.offset[-1], NOT_PLACED, dtype=np.int64),
+        held_until_s=np.full(rows, -np.inf),
+        holding=np.zeros(rows, dtype=np.int64),
+        holds=np.zeros(1, dtype=np.int64),
+        saved_at_s=np.full(rows, -np.inf),
+        arrives_s=np.full(rows, -np.inf),
+        operation=np.zeros(rows, dtype=np.int64),
+        dropped=np.zeros(rows, dtype=np.bool_),
     )
 
 
