@@ -95,6 +95,12 @@ def test_a_service_that_fits_nowhere_stops_no_other_and_keeps_none_waiting() -> 
         assert found.task_node.tolist() == [-1, -1, 1, 1, 1], name
 
 
+def test_a_service_that_fits_on_the_present_map_starts_where_the_algorithm_finds_no_new_one() -> None:
+    running = [(0.2, 0.4, 0), (0.1, 0.4, 0), (0.1, 0.65, 1), (0.1, 0.3, None)]
+    found = StaticPolicy("GR").decide(view(running, [True, True]), Event(submitted=(4,)))
+    assert found.task_node.tolist() == [0, 0, 1, 1]
+
+
 def test_nodes_may_change_while_there_is_no_service() -> None:
     for name in NAMES:
         found = StaticPolicy(name).decide(view([], [True, False]), Event(changed=True))
@@ -108,7 +114,7 @@ def test_services_that_run_stay_where_they_are_if_the_algorithm_finds_no_new_map
         return Result(algorithm, None, 0.0, problem.bound, problem.bound, 0.0)
 
     monkeypatch.setattr("testbed.scheduling.static.policy.place", placed)
-    jobs = [(0.5, 0.6, 1), (0.5, 0.3, 0), (0.5, 0.6, None)]
+    jobs = [(0.5, 0.6, 1), (0.5, 0.3, 0), (0.5, 0.8, None)]
     found = StaticPolicy("GR").decide(view(jobs, [True, True]), Event(submitted=(3,)))
     assert found.task_node.tolist() == [1, 0, -1]
     assert found.yield_frac.tolist() == [1.0, 1.0, 0.0]

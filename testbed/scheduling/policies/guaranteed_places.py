@@ -7,7 +7,7 @@ import numpy as np
 from testbed.scheduling.compiler import kernel, lean_kernel
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC, node_memory, node_usage
 from testbed.scheduling.policies.fairness import MOST_GUARANTEED_FRAC, guaranteed
-from testbed.scheduling.policies.greedy import make_room, place, place_all
+from testbed.scheduling.policies.greedy import make_room, place, place_all, room_for
 from testbed.scheduling.policies.placing import pause
 from testbed.scheduling.policies.state import Cluster, Jobs, Rules
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
@@ -50,25 +50,34 @@ def set_down(
     if promise <= 0.0:
         cluster.running[row] = place(need, mem, cpu_frac, mem_frac, cluster.task_node[begin:end])
         return bool(cluster.running[row])
+    if not _has_room(end - begin, mem, promise, mem_frac, promised_frac):
+        return False
     for task in range(begin, end):
         best, least = NOT_PLACED, np.inf
         for node in range(cpu_frac.size):
             if cpu_frac[node] < least and mem_frac[node] + mem <= CAPACITY_FRAC and keeps(promised_frac[node], promise):
                 best, least = node, cpu_frac[node]
         cluster.task_node[task] = best
-        if best == NOT_PLACED:
-            for other in range(begin, task):
-                node = cluster.task_node[other]
-                cluster.task_node[other] = NOT_PLACED
-                cpu_frac[node] -= need
-                mem_frac[node] -= mem
-                promised_frac[node] -= promise
-            return False
         cpu_frac[best] += need
         mem_frac[best] += mem
         promised_frac[best] += promise
     cluster.running[row] = True
     return True
+
+
+@lean_kernel
+def _has_room(tasks: int, mem_req_frac: float, promise: float, mem_frac: Floats, promised_frac: Floats) -> bool:
+    """Whether the nodes have memory for so many tasks, and can keep their guarantees."""
+    room = 0
+    for node in range(mem_frac.size):
+        most, promised = room_for(mem_req_frac, mem_frac[node], tasks - room), promised_frac[node]
+        for _ in range(most):
+            if keeps(promised, promise):
+                promised += promise
+                room += 1
+        if room >= tasks:
+            return True
+    return False
 
 
 @kernel
@@ -90,7 +99,8 @@ def pause_for(
 ) -> Ints:  # fmt: skip
     """Place a job with a guarantee, and pause `candidates` (rows, by increasing priority) for it where it needs memory.
 
-    Return the paused rows, by decreasing priority. If no pauses make room for it, none is paused.
+    Return the paused rows, by decreasing priority. None is paused if it still finds no place; pauses are chosen by
+    memory on nodes that can keep the guarantee of one of its tasks.
     """
     promise = promise_of(newcomer, jobs, rules)
     open_frac = mem_frac.copy()  # memory in use of nodes that can keep the guarantee

@@ -1,11 +1,11 @@
 """Static placement as a policy: `static/MCB8` and others, for services that never end.
 
 When a job arrives, and when nodes change, the algorithm places all jobs again; when a job ends, only if another one
-waits. Nodes of a new map are renamed so that many tasks keep their nodes. If not all jobs fit, those that run stay, and
-of the others, the oldest first, those start that fit beside them. Yields are max-min fair, and not below the equal
-yield of [PHD]. The algorithms that solve programs (MILP, RRND, RRNZ) are not among them: their results within a time
-limit depend on the machine, so that a recorded decision could not be reproduced, and the controller would wait for the
-solver.
+waits. Nodes of a new map are renamed so that many tasks keep their nodes. If not all jobs fit, those that run go on,
+and of the others, the oldest first, those start that fit beside them: by a new map, or else by the present one. Yields
+are max-min fair, and not below the equal yield of [PHD]. The algorithms that solve programs (MILP, RRND, RRNZ) are not
+among them: their results within a time limit depend on the machine, so that a recorded decision could not be
+reproduced, and the controller would wait for the solver.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from testbed.errors import UserError, nearest, shown
 from testbed.scheduling.policies.capacity import tasks_per_node
 from testbed.scheduling.policies.kernel_policy import arrays_of, as_decision
-from testbed.scheduling.policies.placing import drop_lost
+from testbed.scheduling.policies.placing import drop_lost, least_loaded, usage
 from testbed.scheduling.policies.priced_kernel import Before, PricedRules, rename_nodes
 from testbed.scheduling.policies.state import Cluster, Jobs, Rules
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event, Ints
@@ -80,8 +80,13 @@ class StaticPolicy:
             self._placed(among, jobs, cluster)  # without a new map they stay where they are
         for row in active[~cluster.running]:
             with_row = np.sort(np.append(among, row))
-            if self._placed(with_row, jobs, cluster):
+            if self._placed(with_row, jobs, cluster) or self._added(row, active, jobs, cluster):
                 among = with_row
+
+    def _added(self, row: int, active: Ints, jobs: Jobs, cluster: Cluster) -> bool:
+        """Place a job on the least loaded nodes with memory for it, where the others stay; return whether it fits."""
+        cpu_frac, mem_frac = usage(active, jobs, cluster)
+        return bool(least_loaded(row, jobs, cluster, cpu_frac, mem_frac))
 
     def _placed(self, rows: Ints, jobs: Jobs, cluster: Cluster) -> bool:
         """Place these jobs, in ascending order, and no others; without a placement, return False and change nothing."""
