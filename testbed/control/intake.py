@@ -19,6 +19,7 @@ from testbed.errors import FailureCode, UserError, nearest
 from testbed.lab.guests import PreparedJob, check_floor, program_of
 from testbed.run import events
 from testbed.scenario.schema import Scenario
+from testbed.scheduling.policies.backfill import is_queue
 from testbed.scheduling.policies.guarantees import guarantees_fit
 from testbed.scheduling.policies.view import GuaranteeingPolicy, Policy, can_ever_run
 from testbed.scheduling.workload.jobs import Job
@@ -65,7 +66,9 @@ class Intake:
             case Submit():
                 return await self._submit(request, user)
             case Delete():
-                return self._delete(request.job, user, may_all=may_all)
+                answer = self._delete(request.job, user, may_all=may_all)
+                await self._recorder.durable()
+                return answer
         return self._queue(ended=request.ended)
 
     async def _submit(self, request: Submit, user: str) -> Answer:
@@ -126,6 +129,16 @@ class Intake:
             raise UserError(f"memory {job.mem_req_frac:g}: expected at least {table.least_mem_frac:g} of a node's")
         if request.work_s > table.most_work_s:
             raise UserError(f"work {request.work_s:g} s: expected at most {table.most_work_s:g} s")
+        if request.urgent and request.work_s > table.most_urgent_work_s:
+            raise UserError(
+                f"work {request.work_s:g} s of an urgent job: expected at most {table.most_urgent_work_s:g} s, or a "
+                "job that is not urgent"
+            )
+        if request.estimate_s is not None and request.estimate_s < request.work_s:
+            raise UserError(
+                f"estimate {request.estimate_s:g} s: expected at least the work, {request.work_s:g} s, because the "
+                "policy plans by it"
+            )
         if Shape.of(job) not in self._rates:
             usual = self._usual(job.tasks)
             known = sorted({shape.program or usual for shape in self._rates if shape.parallel == (job.tasks > 1)})
@@ -165,12 +178,20 @@ class Intake:
         own = [live.job for live in self._cluster.active() if self._users.get(live.job_id) == user]
         if len(own) >= table.jobs_per_user:
             raise UserError(f"user {user} has {len(own)} jobs: expected at most {table.jobs_per_user} at a time")
-        need = sum(each.tasks * each.cpu_need_frac for each in (*own, job))
-        if table.nodes_per_user is not None and need > table.nodes_per_user + _NEEDS_FRAC_TOLERANCE:
+        nodes = sum(each.tasks * self._occupied_frac(each) for each in (*own, job))
+        if table.nodes_per_user is not None and nodes > table.nodes_per_user + _NEEDS_FRAC_TOLERANCE:
             raise UserError(
-                f"the jobs of user {user} would need the CPU of {need:g} nodes: expected at most "
-                f"{table.nodes_per_user:g}"
+                f"the jobs of user {user} would occupy {nodes:g} nodes: expected at most {table.nodes_per_user:g}"
             )
+        urgent = sum(each.urgent for each in own)
+        if job.urgent and urgent >= table.urgent_jobs_per_user:
+            raise UserError(
+                f"user {user} has {urgent} urgent jobs: expected at most {table.urgent_jobs_per_user} at a time"
+            )
+
+    def _occupied_frac(self, job: Job) -> float:
+        """Return the part of a node that a task keeps from others."""
+        return 1.0 if is_queue(self._policy) else max(job.cpu_need_frac, job.mem_req_frac)
 
     def _free_addresses(self) -> Iterator[str]:
         """Return an iterator over the addresses that no guest of an active job has."""

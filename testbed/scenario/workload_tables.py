@@ -160,9 +160,19 @@ class ServeTable(Table):
         (), "Programs that jobs may run beside those of `[programs]`.", example=["patterns"]
     )
     most_work_s: Positive = key(86400.0, "Most work of a job, as its run time on dedicated nodes.", unit="s")
+    most_urgent_work_s: Positive = key(
+        3600.0, "Most work of an urgent job, for which others may be paused; not more than `most_work_s`.", unit="s"
+    )
     jobs_per_user: Annotated[int, Field(ge=1, le=100_000)] = key(100, "Most jobs of a user that have not ended.")
+    urgent_jobs_per_user: Annotated[int, Field(ge=0, le=100_000)] = key(
+        1, "Most urgent jobs of a user that have not ended."
+    )
     nodes_per_user: Positive | None = key(
-        None, "Most CPU need of all jobs of a user that have not ended.", unit="nodes", example=2
+        None,
+        "Most nodes that all jobs of a user that have not ended occupy. A task counts as the larger of its CPU need "
+        "and its memory, under FCFS and EASY as a node.",
+        unit="nodes",
+        example=2,
     )
     weights: dict[str, Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]] = key(
         {}, "Weights of users' jobs under policies with `/WEIGHTS=jobs`; others have weight 1.", example={"alice": 2.0}

@@ -73,6 +73,12 @@ def test_jobs_that_are_done_and_the_work_of_deleted_ones(tmp_path: Path, caplog:
     ]  # fmt: skip
     with caplog.at_level(logging.WARNING):
         assert jobs_of_run(run) == expected
+    (run / "jobs.csv").write_text("job_id,virtual_time_s\n1,60\n2,40.25\n3,\n4,7\n5,0\n")
+    assert [job.run_time_s for job in jobs_of_run(run)] == [60.0, 40.25], "what it did after the last decision counts"
+    (run / "jobs.csv").write_text("job_id\n1\n")
+    with pytest.raises(UserError, match=r"jobs\.csv: expected the jobs of a run"):
+        jobs_of_run(run)
+    (run / "jobs.csv").unlink()
     for words in ("deleted, and are", "deleted before", "failed and were", "had not ended"):
         assert f"1 of 5 jobs {words}" in caplog.text or f"1 of 5 jobs were {words}" in caplog.text
     out = tmp_path / "trace.csv"

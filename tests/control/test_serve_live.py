@@ -111,12 +111,16 @@ def test_a_served_lab_goes_on_after_its_controller_was_killed(start: Callable[..
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root can be another user, others cannot")
 def test_users_have_limits_and_jobs_of_their_own(start: Callable[..., Run], tmp_path: Path) -> None:
-    lab = Lab(start, tmp_path, 'access = "everybody"\njobs_per_user = 2\nnodes_per_user = 2.0\n')
+    lab = Lab(
+        start, tmp_path, 'access = "everybody"\njobs_per_user = 2\nnodes_per_user = 2.0\nurgent_jobs_per_user = 0\n'
+    )
     mine, other = lab.qsub(*SERIAL, *ENDLESS), lab.qsub(*SERIAL, *ENDLESS, as_nobody=True)
     assert [job["user"] for job in lab.ask("qstat", as_nobody=True)["jobs"]] == [SELF, pwd.getpwuid(NOBODY).pw_name]
     refused = lab.ask("qdel", str(mine), as_nobody=True, code=2)
     assert f"is of user {SELF}" in refused["text"]
-    assert "nodes: expected at most 2" in lab.ask("qsub", "-xge", "--tasks", "2", *SERIAL, *ENDLESS, code=2)["text"]
+    urgent = ("qsub", "-xge", *SERIAL, "--work", "3600")
+    assert "nodes: expected at most 2" in lab.ask(*urgent, "--tasks", "2", code=2)["text"]
+    assert "has 0 urgent jobs: expected at most 0" in lab.ask(*urgent, code=2)["text"]
     lab.qsub(*SERIAL, *ENDLESS)
     assert "has 2 jobs: expected at most 2" in lab.ask("qsub", *SERIAL, *ENDLESS, code=2)["text"]
     lab.ask("qdel", str(other))  # root may
@@ -131,6 +135,8 @@ def test_jobs_that_the_lab_does_not_take_are_refused(start: Callable[..., Run], 
         (("--need", "0.3", "--mem", "0.2", *ENDLESS), "need 0.3: expected one of 1"),
         (("--need", "1.0", "--mem", "0.01", *ENDLESS), "memory 0.01: expected at least 0.2"),
         ((*SERIAL, "--work", "90000"), "expected at most 86400 s"),
+        (("-xge", *SERIAL, "--work", "3601"), "of an urgent job: expected at most 3600 s"),
+        ((*SERIAL, "--work", "60", "--estimate", "30"), "estimate 30 s: expected at least the work, 60 s"),
         ((*SERIAL, *ENDLESS, "--program", "patterns"), "program patterns: expected one that was measured"),
         (("--tasks", "2", *SERIAL, *ENDLESS), "do not fit on the 2 nodes of the lab under XGE"),
     ):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.control.rehearsal import BEST, five_jobs, rehearse
+from support.entries import whole
 from support.simulation.scripted import Scripted
 from support.timelines import read_timeline
 
@@ -296,3 +297,24 @@ def test_differences_agree_with_counting_second_by_second(first: list[Span], sec
                 ]
                 assert more == ([one - other] if one != other else [])
     assert found.both_task_s == both_s * 10
+
+
+def test_jobs_of_a_served_lab_are_simulated_with_all_that_was_told_of_them(tmp_path: Path) -> None:
+    """The jobs came one by one; an urgent one of three tasks fits only on nodes of both partitions."""
+    jobs = [Job(1, 0.0, 1, 1.0, 0.3, 300.0), Job(2, 60.0, 3, 1.0, 0.3, 120.0, urgent=True)]
+    (tmp_path / "served").mkdir()
+    result, _ = rehearse(tmp_path / "served", jobs, count=4, policy="XGE")
+    path = result.path / "events.jsonl"
+    entries = []
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        if entry["kind"] == "replay":
+            told, entry["trace"] = entry["trace"], []
+            entries += [entry, *({"kind": "arrived", "t_s": entry["t_s"], "trace_s": entry["trace_s"], "arrival": job,
+                                  "by": "root", "addresses": []} for job in told)]  # fmt: skip
+        else:
+            entries.append(entry)
+    path.write_text("".join(json.dumps(whole(entry)) + "\n" for entry in entries))
+    twin = simulate_run(result.path)
+    assert [job.urgent for job in twin.run.jobs] == [False, True]
+    assert np.isfinite(twin.run.end_s).all()

@@ -12,7 +12,7 @@ from testbed.bus.need_profile import WHOLE, WHOLE_PARTS, parts_of
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
 from testbed.needs.estimator import NEED_WINDOW_S
-from testbed.run.events import Decision, Replay, Rescheduling, TraceJob, View
+from testbed.run.events import Arrived, Decision, Replay, Rescheduling, TraceJob, View
 from testbed.run.journal import is_decision, never, read_events
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.view import Policy
@@ -196,7 +196,9 @@ def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpee
         elif isinstance(event, Decision):
             estimates.update(_estimates(event.view))
         elif isinstance(event, Replay):
-            traced = {job.job: job for job in event.trace}
+            traced |= {job.job: job for job in event.trace}
+        elif isinstance(event, Arrived):  # in a served run
+            traced[event.arrival.job] = event.arrival
     name = ""
     if overheads is None:
         overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
