@@ -238,6 +238,11 @@ def test_a_step_that_resumes_goes_on_with_what_it_had_kept_on_this_code(lane: La
     lane.commit()
     lanes = lane.folder / "docs/results/lanes"
     assert lane.run("counts").returncode == 1, "the first call failed with one line"
+    (kept_file,) = lanes.glob("*.unfinished.tar.xz")
+    kept_file.write_bytes(kept_file.read_bytes()[:40])
+    again = lane.run("counts")
+    assert again.returncode == 1
+    assert "it is put aside, and the step begins anew" in again.stderr
     argv = [sys.executable, ".ci/long", "counts"]
     with subprocess.Popen(argv, cwd=lane.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         wait_until(lane.waiting.exists, "the step has its second line")
