@@ -12,8 +12,8 @@ Measures: `too low frac` and `too high frac` of the jobs, by their declared need
 declared higher); caps that were not used, and usage that was missed because a cap was below yield times need, both
 relative to all usage; real needs beyond the capacity of nodes, as a part of all capacity. `found s` is the running
 time from a change of a need until its estimate is within 10 %; `found frac` is the part of the changes for which that
-came. `need off by` is a factor, the geometric mean over decisions and running jobs: of the need that the policy saw to
-the real one, or the inverse.
+came; both are of needs that the policy did not know. `need off by` is a factor, the geometric mean over decisions and
+running jobs: of the need that the policy saw to the real one, or the inverse.
 
 Simulated: synthetic traces (Lublin-Feitelson) of 300 jobs on 64 nodes, with a penalty of 300 s. Live: 8 serial jobs of
 20 to 60 s on 4 nodes of 0.4 cores, as processes, with a pass every 10 s and a CPU load of 0.9. The absolute error of
@@ -188,9 +188,13 @@ def live_needs(run: Path, jobs: Sequence[Job], phases: Phases, *, estimates: boo
     found["need off by"] = statistics.geometric_mean(off)
     found["overcommitted frac"] = beyond_s / (LIVE_NODES * (decisions[-1].t_s - decisions[0].t_s))
     if estimates:
-        searches = [each for job, some in guest_samples(run).items() for each in searches_of(some, by_id[job], phases)]
+        searches = [
+            each
+            for job, some in guest_samples(run).items()
+            for each in searches_of(some, by_id[job], phases, decisions)
+        ]
         ended = [each for each in searches if each is not None]
-        found["found frac"] = len(ended) / len(searches)
+        found |= {"found frac": len(ended) / len(searches)} if searches else {}
         found |= {"found s": statistics.median(ended)} if ended else {}
     return found
 
@@ -206,6 +210,16 @@ def done_fracs(samples: Sequence[Sample]) -> list[float]:
     return [each / max(*units, 1.0) for each in units]
 
 
+def seen_needs(job: Job, decisions: Sequence[Decision]) -> tuple[list[float], list[float]]:
+    """Return when decisions saw a need of a job, and which."""
+    at_s, seen = [], []
+    for event in decisions:
+        if job.job_id in event.view.job_id:
+            at_s.append(event.t_s)
+            seen.append(event.view.cpu_need_frac[event.view.job_id.index(job.job_id)])
+    return at_s, seen
+
+
 def caps_of(
     samples: Sequence[Sample], job: Job, phases: Phases, decisions: Sequence[Decision]
 ) -> tuple[float, float, float]:  # fmt: skip
@@ -213,11 +227,7 @@ def caps_of(
 
     A cap is the yield times the need that the policy saw; the guest lacks what yield times real need is more.
     """
-    at_s, seen = [], []
-    for event in decisions:
-        if job.job_id in event.view.job_id:
-            at_s.append(event.t_s)
-            seen.append(event.view.cpu_need_frac[event.view.job_id.index(job.job_id)])
+    at_s, seen = seen_needs(job, decisions)
     used_s = unused_s = short_s = 0.0
     for before, after, done in zip(samples, samples[1:], done_fracs(samples), strict=False):
         took_s = after.at_s - before.at_s
@@ -231,13 +241,23 @@ def caps_of(
     return used_s, unused_s, short_s
 
 
-def searches_of(samples: Sequence[Sample], job: Job, phases: Phases) -> list[float | None]:
-    """Return for each phase how long the job ran until the estimate was right, None if it never was."""
+def searches_of(
+    samples: Sequence[Sample], job: Job, phases: Phases, decisions: Sequence[Decision]
+) -> list[float | None]:  # fmt: skip
+    """Return how long the job ran in each phase until the estimate was right, None if it never was.
+
+    Phases whose need the policy knew at their begin are left out.
+    """
     found: list[float | None] = []
+    at_s, seen = seen_needs(job, decisions)
     fracs = done_fracs(samples)
     ends = [begins for begins, _ in phases[1:]] + [math.inf]
     for (begins, part), end in zip(phases, ends, strict=True):
         real, ran_s, right_s = job.real_need_frac * part * LIVE_CORES, 0.0, None
+        first_s = next((each.at_s for each, done in zip(samples, fracs, strict=True) if begins <= done < end), None)
+        last = -1 if first_s is None else bisect_right(at_s, first_s) - 1
+        if last < 0 or abs(seen[last] * LIVE_CORES / real - 1.0) <= FOUND_FRAC:
+            continue
         for before, after, done in zip(samples, samples[1:], fracs, strict=False):
             if not begins <= done < end:
                 continue

@@ -5,7 +5,8 @@
 
 A row has the median of the ratios over the traces of one set, load and overhead model, with its 95 % interval, and for
 how many of them the suffix is better. A policy with a suffix is one of the campaign whose name begins with that of
-another one, and goes on with KNOWS= or MOVES=.
+another one, and goes on with KNOWS= or MOVES=. It is compared with the other one, and with a limit on moves that limits
+nothing: against that, what is left is the gain of knowing the cost.
 """
 
 from __future__ import annotations
@@ -22,8 +23,38 @@ from intervals import interval_text
 from tables import markdown
 
 MEASURES = ("degradation_theorem1", "mean_stretch", "migrations_per_job", "preemptions_per_job")
-COLUMNS = ("overheads", "traces", "load", "policy", "suffix", "measure", "n", "ratio", "95 % interval", "better")
+NO_LIMIT = "/MOVES=999999"
+COLUMNS = (
+    "overheads",
+    "traces",
+    "load",
+    "policy",
+    "suffix",
+    "beside",
+    "measure",
+    "n",
+    "ratio",
+    "95 % interval",
+    "better",
+)
 SUFFIX = re.compile(r"(/(KNOWS|MOVES)=[^/]*)+$")
+
+
+def compared(
+    found: Mapping[tuple[Any, Any], Mapping[str, Any]], base: Mapping[tuple[Any, Any], Mapping[str, Any]]
+) -> list[list[str]]:  # fmt: skip
+    """Return the last cells of a row for each measure, of results by seed and week."""
+    lines = []
+    for measure in MEASURES:
+        ratios = [
+            found[draw][measure] / base[draw][measure]
+            for draw in sorted(found.keys() & base.keys(), key=str) if base[draw][measure]
+        ]  # fmt: skip
+        if ratios:
+            better = str(sum(ratio < 1.0 for ratio in ratios))
+            middle = f"{statistics.median(ratios):.3f}"
+            lines.append([measure, str(len(ratios)), middle, interval_text(ratios, ".3f"), better])
+    return lines
 
 
 def pairs(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -36,20 +67,14 @@ def pairs(rows: Sequence[Mapping[str, Any]]) -> str:
     for (overheads, traces, load), by_policy in cases.items():
         for policy, found in by_policy.items():
             suffix = SUFFIX.search(policy)
-            plain = by_policy.get(policy[: suffix.start()]) if suffix else None
-            if suffix is None or plain is None:
+            if suffix is None:
                 continue
-            for measure in MEASURES:
-                ratios = [
-                    found[draw][measure] / plain[draw][measure]
-                    for draw in sorted(found.keys() & plain.keys(), key=str) if plain[draw][measure]
-                ]  # fmt: skip
-                if ratios:
-                    lines.append([
-                        overheads, traces, "" if load is None else f"{load:g}", policy[: suffix.start()], suffix[0],
-                        measure, str(len(ratios)), f"{statistics.median(ratios):.3f}", interval_text(ratios, ".3f"),
-                        str(sum(ratio < 1.0 for ratio in ratios)),
-                    ])  # fmt: skip
+            name = policy[: suffix.start()]
+            for other in dict.fromkeys((name, name + NO_LIMIT)):
+                if other != policy and other in by_policy:
+                    about = [overheads, traces, "" if load is None else f"{load:g}", name, suffix[0]]
+                    beside = "no suffix" if other == name else NO_LIMIT
+                    lines += [[*about, beside, *cells] for cells in compared(found, by_policy[other])]
     return markdown(COLUMNS, lines)
 
 

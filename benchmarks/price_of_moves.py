@@ -5,10 +5,10 @@
 
 8 jobs of 20 to 60 s, of 1 to 3 tasks, on 4 nodes of a fifth of a core, as processes, at an offered load of 0.9. Passes
 come every 10 s. The nodes are calibrated first, into the file of `--overheads`, unless it exists; the policy knows
-these costs. `/MOVES=999999` limits nothing: its plans are renamed so that jobs keep their nodes, as those of all priced
-policies, and it shows what that alone gains. With `saves_at_once = 1` a node saves one job after the other, first those
-that free what a waiting job needs. The ways come in random order within each seed. The file gets one line per run; runs
-that are in it are skipped.
+these costs. `/MOVES=999999` limits nothing: nodes of its plans are renamed so that jobs keep theirs, and jobs go back
+where nothing is lost, as under all priced policies; it shows what that alone gains. With `saves_at_once = 1` a node
+saves one job after the other, first those that free what a waiting job needs. The ways come in random order within each
+seed. The file gets one line per run; runs that are in it are skipped.
 
 `waited s` is the mean time that starts and restores wait for room on their nodes. `felt to known` is the median over
 migrations of the penalty that was measured to the cost that the policy knew.

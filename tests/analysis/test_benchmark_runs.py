@@ -80,10 +80,10 @@ def test_progress_is_measured_between_two_times(benchmarks: Any, tmp_path: Path)
     assert rates[1] / rates[2] == pytest.approx(2.0, rel=0.05)
 
 
-def test_waits_and_known_costs_are_read(benchmarks: Any, tmp_path: Path) -> None:
+def test_waits_for_room_are_read(benchmarks: Any, tmp_path: Path) -> None:
     moves = [Job(n, 5.0 * n, 1, 1.0, 0.45, 60.0) for n in range(1, 7)]
     run = dry_run(tmp_path / "run", "GreedyPM */per/OPT=MIN/KNOWS=cost", moves, time_scale=1, period_s=10,
                   overheads="constant:1")  # fmt: skip
     found = benchmarks.price.prices(run)
-    assert found["waited s"] >= 0.0
+    assert found["waited s"] == pytest.approx(0.0, abs=0.01), "nodes that do nothing save at once"
     assert found.keys() == {"waited s", "felt to known"}
