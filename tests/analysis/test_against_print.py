@@ -11,6 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from testbed.errors import UserError
+from testbed.scheduling.policies.catalogue import available
+
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGN = (ROOT / "scenarios/campaigns/rr7659-catalogue.toml").read_text()
 
@@ -60,6 +63,13 @@ def test_a_missing_campaign_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sys, "argv", ["against_print.py", str(tmp_path / name)])
         with pytest.raises(SystemExit, match=rf"against_print: .*{name}.*expected results of a campaign"):
             against_print.main()
+
+
+def test_names_in_print_are_those_of_the_catalogue_and_missing_results_are_told() -> None:
+    names = {each["algorithm"] for each in against_print.read_printed()}
+    assert names <= {*available(), "FCFS", "EASY"}
+    with pytest.raises(UserError, match=r"FCFS on traces hpc2n: 0 results: expected 182"):
+        against_print.check_whole(list(rows()))
 
 
 def sets(text: str) -> Sequence[dict]:
