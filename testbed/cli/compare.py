@@ -40,7 +40,7 @@ from testbed.cli.deferred import deferred
     metavar="TURNAROUND,STRETCH",
     default="0.05,0.1",
     show_default=True,
-    help="Upper bounds on the error of the median turnaround and of the max stretch.",
+    help="Upper limits: of the median over jobs of the turnaround errors, and of the error of the max stretch.",
 )
 @deferred
 def compare() -> None:

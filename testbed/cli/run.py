@@ -18,7 +18,11 @@ from testbed.cli.deferred import deferred
     metavar="NAME",
     help="Policy instead of the scenario's; several run one after the other.",
 )
-@click.option("--trace", type=click.Path(path_type=Path), help="Trace file instead of the scenario's.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Trace file instead of the scenario's; the scenario's [workload.segment] and reading apply to it, too.",
+)
 @click.option("--time-scale", type=float, metavar="X", help="Trace seconds per wall second, instead of the scenario's.")
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Runs per policy; policies alternate."

@@ -56,7 +56,8 @@ GRAMMAR = {
     "/WEIGHTS=jobs": "yields are in proportion to the weights of jobs (column weight of the trace)",
     "/LEAST=jobs": "a job that runs has at least its guaranteed yield (column least_yield_frac), and is not paused",
     "/DECAY=s": "weights decay: a job with s seconds of virtual time has half its weight",
-    "/KNOWS=cost": "a pass moves a job only if all gain more by the next pass than the move costs; :s for s seconds",
+    "/KNOWS=cost": "a pass moves a job only if the minimum yield, less what the move loses until the next pass (with "
+    ":s, in s seconds), would be lower without the move",
     "/MOVES=k": "a pass moves at most k jobs: those that gain most",
     "/NEEDS=discovered": "last: CPU needs are estimated from the usage of jobs; declared needs count until then",
     "/WITHIN=dps": "last, and after [IPDPS] names: the tasks of a job divide its CPU, by a bank of the job",
