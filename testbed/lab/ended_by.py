@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+_AGAIN_S = 0.05
+
 
 @contextlib.asynccontextmanager
 async def ended_by() -> AsyncIterator[Callable[[BaseException], None]]:
     """Yield a function that cancels the block; the error of its first call is raised in place of the cancellation.
 
-    The function has no effect once the block has ended, or while the task is being cancelled for another reason.
+    The function has no effect once the block has ended. While the task is being cancelled for another reason, such as a
+    timeout within the block, the error waits: a second cancellation would interrupt the block's own cleaning up.
     """
-    task = asyncio.current_task()
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     if task is None:
         raise RuntimeError("ended_by: expected to be in a task")
     inside = True
@@ -21,9 +24,13 @@ async def ended_by() -> AsyncIterator[Callable[[BaseException], None]]:
 
     def end(error: BaseException) -> None:
         nonlocal reason
-        if inside and reason is None and not task.cancelling():
-            reason = error
-            task.cancel()
+        if not inside or reason is not None:
+            return
+        if task.cancelling():
+            loop.call_later(_AGAIN_S, end, error)
+            return
+        reason = error
+        task.cancel()
 
     try:
         yield end

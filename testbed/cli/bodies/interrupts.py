@@ -35,10 +35,14 @@ def run_interruptible(work: Coroutine[Any, Any, T], console: Console, *, virtual
 
 
 def _interrupts(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any], console: Console) -> None:
+    stops = False  # not `main.cancelling()`: that is true, too, while a timeout within the work has just ended
+
     def stop() -> None:
-        if main.cancelling():
+        nonlocal stops
+        if stops:
             console.show_cursor()
             os._exit(130)
+        stops = True
         console.print("stopping: guests are destroyed, measured data is kept; repeat to stop at once", style="yellow")
         main.cancel()
 
