@@ -39,7 +39,10 @@ def campaign() -> None:
     simulation is not repeated, also after a change of FILE; a failed simulation is recorded with its error. At the end,
     also after an interruption, DIR has results.parquet, results.csv, tables/ and figures/.
 
-    Exit code 0: all simulations were completed; 1: some failed; 2: the input is wrong; 130: interrupted.
+    A FILE with kind = "live" runs scenarios live instead, and compares them with their simulation (docs/compare.md).
+
+    Exit code 0: all simulations were completed; 1: some failed; 2: the input is wrong; 130: interrupted. For live runs:
+    0: equal; 1: different; 3: not shown.
 
     \b
     Examples:

@@ -24,8 +24,8 @@ def resume() -> None:
     The journal has the commands of the lost controller, and each node reports its present guests. The new controller
     takes over running guests, continues operations in progress, and continues trace time where it stopped. The time
     without a controller is reported apart, and is part of no penalty. Guests outlive their controller with
-    `on_controller_loss = "keep"`, the default of runs of more than ten minutes. Jobs whose guests are gone fail, or
-    restart if the scenario says so.
+    `on_controller_loss = "keep"`, the default of runs of more than ten minutes and of served labs. Jobs whose guests
+    are gone fail, or restart if the scenario says so.
 
     Exit code 0: every job succeeded; 1: a job or the run failed; 2: the run has ended, another controller drives it,
     or it cannot be resumed; 130: interrupted (results so far are kept).

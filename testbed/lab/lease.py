@@ -184,7 +184,8 @@ def _check_free(lab: str, guard: LeaseGuard, but: str = "") -> None:
     if lease is not None and lease.digest != but:
         raise UserError(
             f"lab {lab!r} is driven by {lease.holder} (lease ends in {guard.remaining_s:.0f} s unless renewed); "
-            "wait for it, use another lab name, or end it with `testbed lab take --force`"
+            "wait for it, use another lab name, or end that lease, and with it the run, by `testbed lab take SCENARIO "
+            "--force`"
         )
 
 

@@ -71,7 +71,8 @@ class Scenario(Table):
     on_controller_loss: Literal["keep", "pause", "remove"] | None = key(
         None,
         "What agents do with guests when the lease of a lost controller ends: `keep` or `pause` them for "
-        "`testbed resume`, or `remove` them. The default is `keep` for runs of more than ten minutes, else `remove`.",
+        "`testbed resume`, or `remove` them. The default is `keep` for runs of more than ten minutes and for labs "
+        "under `testbed serve`, else `remove`.",
         example="keep",
     )
     on_node_loss: Literal["fail", "restart"] = key(

@@ -22,7 +22,8 @@ def policies(as_json: bool, filter_text: str) -> None:
     for name in found:
         click.echo(name)
     click.echo(
-        "\nNames: <on submission>[ *][/per|/stretch-per]/OPT=...[/MINVT=s|/MINFT=s][/WITHIN=dps], or a fixed name"
+        "\nNames: <on submission>[ *][/per|/stretch-per]/OPT=...[/MINVT=s|/MINFT=s][/WEIGHTS=jobs][/LEAST=jobs]"
+        "[/DECAY=s][/KNOWS=cost[:s]][/MOVES=k][/NEEDS=discovered|/WITHIN=dps], suffixes in this order, or a fixed name"
     )
     width = max(map(len, GRAMMAR))
     for part, meaning in GRAMMAR.items():
