@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from testbed.scheduling.workload.synthetic import synthetic_trace
 from testbed.scheduling.workload.trace import load_trace
 
 
-def load_jobs(scenario: Scenario, path: Path) -> list[Job]:
-    """Return the scenario's jobs, submitted from trace second 0 on; `path` is the scenario's file, for messages."""
+def load_jobs(scenario: Scenario, path: Path, tell: Callable[[str], None] | None = None) -> list[Job]:
+    """Return the scenario's jobs, submitted from trace second 0 on; `path` is the scenario's file, for messages.
+
+    If the scenario's segment leaves out jobs of the trace, `tell` gets a line about it.
+    """
     workload = scenario.workload
     if workload.trace is not None:
         jobs = load_trace(workload.trace, workload.reading)
@@ -26,6 +30,8 @@ def load_jobs(scenario: Scenario, path: Path) -> list[Job]:
         raise UserError(f"{path}: workload: expected trace (a file, or --trace FILE) or a [workload.lublin] table")
     segment = _segment(workload.segment, len(jobs))
     chosen = list(jobs) if segment is None else cut(jobs, segment)
+    if tell is not None and len(chosen) < len(jobs):
+        tell(f"{workload.trace or path}: {len(chosen)} of {len(jobs)} jobs, by workload.segment of {path}: {segment}")
     first_s = 0.0 if isinstance(segment, Window | Week) else chosen[0].submit_time_s
     rebased = [replace(job, submit_time_s=job.submit_time_s - first_s) for job in chosen]
     load = None if workload.lublin is None or workload.trace is not None else workload.lublin.load

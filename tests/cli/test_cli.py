@@ -113,6 +113,16 @@ def test_a_missing_trace(small: Path) -> None:
     refused(run("run", "small.toml", "--trace", "none.csv", cwd=small), "none.csv")
 
 
+def test_another_trace_is_cut_by_the_segment_of_the_scenario(small: Path) -> None:
+    (small / "small.toml").write_text(SCENARIO.replace("[[nodes]]", "[workload.segment]\njobs = 1\n[[nodes]]", 1))
+    (small / "other.csv").write_text(TABLE)
+    result = run("run", "small.toml", "--dry-run", "--trace", "other.csv", cwd=small)
+    assert result.returncode == 0, result.stderr
+    assert "other.csv: 1 of 2 jobs, by workload.segment of small.toml: jobs 0:1" in result.stderr
+    (small / "small.toml").write_text(SCENARIO)
+    assert "workload.segment" not in run("run", "small.toml", "--dry-run", "--trace", "other.csv", cwd=small).stderr
+
+
 def test_a_truncated_trace(small: Path) -> None:
     import gzip
 

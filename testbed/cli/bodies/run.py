@@ -31,12 +31,16 @@ def run(
     path = find_scenario(scenario)
     chosen: Scenario = override(load_scenario(path), policies=policies, trace=trace, time_scale=time_scale, seed=seed)
     parsed: Sequence[Policy] = [parse(name, chosen.period_s) for name in chosen.policy]
-    jobs: Sequence[Job] = load_jobs(chosen, path)
+    jobs: Sequence[Job] = load_jobs(chosen, path, None if trace is None else _tell)
     find_recorders(chosen.recorders)  # reports a wrong name before the run
     if dry_run:  # figures of a dry run are no measurements
         chosen = chosen.model_copy(update={"recorders": ()})
     results: Sequence[RunResult] = launch(chosen, [*parsed] * repeats, jobs, out, dry_run=dry_run, as_json=as_json)
     return 0 if all(result.summary["done"] == result.summary["jobs"] for result in results) else 1
+
+
+def _tell(line: str) -> None:
+    click.echo(f"testbed: {line}", err=True)
 
 
 def _list() -> None:

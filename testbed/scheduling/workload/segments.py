@@ -24,6 +24,9 @@ class JobRange:
         if self.first < 0 or self.count < 1:
             raise UserError(f"segment jobs {self.first}:{self.count}: expected FIRST:COUNT, FIRST >= 0 and COUNT >= 1")
 
+    def __str__(self) -> str:
+        return f"jobs {self.first}:{self.count}"
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -68,7 +71,7 @@ def cut(jobs: Sequence[Job], segment: Segment) -> list[Job]:
     match segment:
         case JobRange(first, count):
             if first + count > len(jobs):
-                raise UserError(f"segment jobs {first}:{count} goes past the end: the trace has {len(jobs)} jobs")
+                raise UserError(f"segment {segment} goes past the end: the trace has {len(jobs)} jobs")
             chosen = jobs[first : first + count]
             origin_s = chosen[0].submit_time_s
         case Window(origin_s, duration_s):
