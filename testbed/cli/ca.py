@@ -104,10 +104,13 @@ def list_() -> None:
 @click.option(
     "--rules", type=click.Path(path_type=Path), default=None, help="Path of the rules on the broker's machine."
 )
-@click.option("--state-dir", type=click.Path(path_type=Path), default=Path("/var/lib/mosquitto"), show_default=True)
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), default=Path("/var/lib/mosquitto"), show_default=True,
+    help="Folder of the broker's stored messages on its machine.",
+)  # fmt: skip
 @click.option("--user", default="mosquitto", help="System user of the broker.")
-@click.option("--agent-port", type=click.IntRange(1, 65535), default=8883)
-@click.option("--controller-port", type=click.IntRange(1, 65535), default=8884)
+@click.option("--agent-port", type=click.IntRange(1, 65535), default=8883, help="Port for agents.")
+@click.option("--controller-port", type=click.IntRange(1, 65535), default=8884, help="Port for controllers.")
 @click.option("--log-denied", is_flag=True, help="Log all packets and denied requests; see docs/security.md.")
 @deferred
 def broker_files() -> None:

@@ -68,6 +68,11 @@ def test_a_command_has_a_body_with_its_parameters(path: str) -> None:
     assert set(inspect.signature(body).parameters) == {each.name for each in command.params if each.expose_value}
 
 
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_option_has_a_help(path: str) -> None:
+    assert not [each.opts for each in COMMANDS[path].params if isinstance(each, click.Option) and not each.help]
+
+
 def test_only_what_needs_an_extra_is_imported_in_a_function() -> None:
     for path in FOLDER.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
