@@ -15,15 +15,15 @@ from testbed.cli.bodies.interrupts import run_interruptible
 async def work():
     asyncio.current_task().cancel()  # as asyncio.timeout does when its time is over
     try:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
     except asyncio.CancelledError:
         os.kill(os.getpid(), signal.SIGINT)
         try:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         finally:
             if {again}:
                 os.kill(os.getpid(), signal.SIGINT)
-                await asyncio.sleep(3600)
+                await asyncio.Event().wait()
             print("cleaned up", flush=True)
 
 try:

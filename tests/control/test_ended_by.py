@@ -59,12 +59,12 @@ def test_a_reason_does_not_interrupt_the_cleaning_up_of_a_block_that_is_cancelle
                 await asyncio.Event().wait()
             finally:
                 end(RunError("a consequence"))
-                await asyncio.sleep(10.0)
+                await asyncio.sleep(10.0)  # of virtual time
                 cleaned.append("up")
 
     async def main() -> None:
         task = asyncio.create_task(work())
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
