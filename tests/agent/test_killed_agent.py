@@ -278,6 +278,7 @@ def has_ended(program: int) -> bool:
     return psutil.Process(program).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.long
 def test_while_guests_are_saved_whose_saves_end_before_the_next_agent_begins(tmp_path: Path) -> None:
     specs = [msgspec.structs.replace(SPEC, guest=f"dfrs-{letter}") for letter in "ab"]
 
@@ -360,7 +361,8 @@ def test_again_and_again_while_ranks_leave_mpi(tmp_path: Path) -> None:
     play(tmp_path, work)
 
 
-@pytest.mark.parametrize("programs", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("programs", [1, 2])
 def test_while_ranks_begin(tmp_path: Path, programs: int) -> None:
     async def work(lab: Killed) -> None:
         job = parallel()

@@ -37,6 +37,7 @@ def kill(_guest: str) -> None:
     program.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_guest_that_is_killed_costs_its_trial_and_no_other(tmp_path: Path) -> None:
     table = {
         "name": "deaths", "lab": "deaths", "policy": "FCFS", "workload": {}, "broker": {"address": "embedded"},

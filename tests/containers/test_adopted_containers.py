@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.agent.adopted_shares import AdoptedShares
@@ -42,6 +42,22 @@ def remove_all(url: str) -> None:
 
 
 class TestContainers(AdoptionSuite, AdoptedShares):
+    LONG: ClassVar = {  # processes do them in every run of the tests
+        "test_a_guest_that_ends_without_an_agent_is_done",
+        "test_the_end_of_a_guest_is_told_until_it_is_settled",
+        "test_a_guest_that_is_killed_without_an_agent_has_failed",
+        "test_a_repeated_save_is_the_one_under_way",
+        "test_a_save_that_nobody_wants_any_more_is_given_up",
+        "test_a_save_that_fails_leaves_the_guest_held",
+        "test_a_guest_whose_start_was_under_way_is_destroyed",
+        "test_members_that_wait_for_their_job_can_still_join_it",
+        "test_a_rank_that_waits_in_a_barrier_of_its_start_is_destroyed",
+        "test_agents_may_follow_one_another_at_any_rate",
+        "test_guests_die_with_their_keeper_if_no_agent_comes_back",
+        "test_a_guest_that_was_being_saved_whole_is_destroyed",
+        "test_a_second_agent_on_the_same_folder_is_refused_and_harms_nothing",
+    }
+
     @pytest.fixture
     def bench(self, tmp_path: Path, docker_engine: EngineAt) -> Bench:
         return Bench(tmp_path, docker_engine.url)

@@ -28,7 +28,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_n
 
 
 class TestDockerDriver(Containers):
-    LONG: ClassVar = {"test_a_job_of_three_is_saved_midway_and_one_member_moves"}  # processes do it in every run
+    LONG: ClassVar = {  # processes do them in every run of the tests
+        "test_a_job_of_three_is_saved_midway_and_one_member_moves",
+        "test_what_is_not_touched_takes_no_memory_and_no_image",
+        "test_an_order_that_comes_too_late_fails_after_the_end_was_told",
+        "test_an_image_of_another_guest_is_refused",
+        "test_all_ranks_of_a_program_run_on_the_node_itself",
+    }
 
     @pytest.fixture(autouse=True)
     def _engine(self, docker_engine: EngineAt) -> None:

@@ -96,7 +96,7 @@ def test_a_rank_ends_whose_partner_alone_passed_the_last_barrier_before_the_cont
 
 
 @pytest.mark.usefixtures("keeping")
-@in_each_phase("restoring", "running")
+@in_each_phase("running")
 def test_every_job_ends_well_after_an_agent_was_killed(start: Callable[..., Run], phase: str) -> None:
     variables = {"DFRS_KILL_AT": json.dumps({**PHASES[phase], "agent_of": "node-a"})}
     run = start(TWELVE, "--policy", "Interrupting", variables=variables)
