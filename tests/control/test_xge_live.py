@@ -28,7 +28,7 @@ OURS = {0, 1}  # nodes of the parallel partition
 
 def test_lent_nodes_are_taken_back_and_serial_jobs_go_on(start: Callable[..., Run], tmp_path: Path) -> None:
     text = (SCENARIOS / "xge.toml").read_text().replace("policy = ", 'on_controller_loss = "remove"\npolicy = ', 1)
-    text = text.replace("cpus = 0.45", "cpus = 0.2")  # leaves CPU time to the tests beside it
+    text = text.replace("cpus = 0.45", "cpus = 0.1")  # leaves CPU time to the tests beside it
     (tmp_path / "xge.toml").write_text(text + PATIENT_TOML)
     (tmp_path / "xge.csv").write_bytes((SCENARIOS / "xge.csv").read_bytes())
     jobs = {job.job_id: job for job in read_table(SCENARIOS / "xge.csv")}
