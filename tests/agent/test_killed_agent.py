@@ -361,8 +361,7 @@ def test_again_and_again_while_ranks_leave_mpi(tmp_path: Path) -> None:
     play(tmp_path, work)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("programs", [1, 2])
+@pytest.mark.parametrize("programs", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_while_ranks_begin(tmp_path: Path, programs: int) -> None:
     async def work(lab: Killed) -> None:
         job = parallel()

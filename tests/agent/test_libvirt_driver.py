@@ -26,7 +26,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 class TestLibvirtDriver(DriverConformance):
     """The conformance suite, with virtual machines on two nodes."""
 
-    LONG: ClassVar = {  # ten seconds to two minutes each; processes and containers do them in every run of the tests
+    LONG: ClassVar = {  # ten seconds to two minutes each; other drivers do them in every run of the tests
         "test_a_job_of_three_is_saved_midway_and_one_member_moves",
         "test_a_rank_with_less_work_waits_for_the_other",
         "test_what_is_not_touched_takes_no_memory_and_no_image",

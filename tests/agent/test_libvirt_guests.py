@@ -177,7 +177,6 @@ def test_a_save_that_is_given_up_loses_nothing(lab: object, tmp_path: Path, monk
     on_both(lab, tmp_path, play)
 
 
-@pytest.mark.long
 def test_a_save_that_cannot_be_aborted_is_found_by_who_asks_again(
     lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -275,7 +274,6 @@ def test_a_save_that_the_connection_breaks_off_is_found_once_it_is_written(lab: 
     broken_off(lab, tmp_path, b"broken-off.img", play)
 
 
-@pytest.mark.long
 def test_a_migration_that_the_connection_breaks_off_is_told_by_where_the_guest_is(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node, relay: Relay) -> None:
         spec = serial(THROTTLED_UNITS, memory_mib=256)
@@ -341,7 +339,6 @@ def virsh(lab: object, node: str, *arguments: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-@pytest.mark.long
 def test_only_an_emulated_guest_stands_still_while_it_is_copied(lab: object, tmp_path: Path):
     """QEMU misses some writes of an emulated guest during the migration: checksums were sometimes wrong."""
     import libvirt

@@ -75,7 +75,6 @@ def test_guests_outlive_their_agent(lab: object, tmp_path: Path):
     asyncio.run(main())
 
 
-@pytest.mark.long
 def test_a_guest_that_has_migrated_has_not_ended_for_the_next_agent(
     lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

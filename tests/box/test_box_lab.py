@@ -241,7 +241,6 @@ def test_a_lab_is_made_used_repaired_and_removed(lab):
     _assert_it_is_removed(lab)
 
 
-@pytest.mark.long
 def test_removal_needs_no_memory_and_takes_guests_whose_daemon_was_killed(lab):
     found = lab.up()
     xml = lab.file.with_name("guest.xml")

@@ -57,7 +57,8 @@ def test_a_lab_is_held_as_long_as_it_is_driven_and_then_free() -> None:
             await asyncio.sleep(5 * TTL_S)
             assert lab.guard.allows("one")
             assert "one" not in lab.retained().digest, "the token itself is not published"
-            with pytest.raises(UserError, match=r"driven by .*lease ends in \d+ s.*testbed lab take SCENARIO --force"):
+            told = r"driven by .*@.*lease ends in \d+ s.*testbed lab take SCENARIO --force"
+            with pytest.raises(UserError, match=told):
                 await lab.drive("two", ends)
             assert lab.guard.allows("one")
             ends.set()
