@@ -1,0 +1,224 @@
+"""Try reasons why [RR]'s printed tables differ from ours: each changes the code, and a part of the tables is made anew.
+
+    python benchmarks/questions.py --list
+    TESTBED_TRACES=logs python benchmarks/questions.py --out questions > page.md
+    python benchmarks/questions.py --out questions --only stretch-search > page.md
+
+A question is a file in `printed/questions`: what is asked, what print would have if the reason is right, a patch of this
+project's files, and the campaigns that it may change. Each campaign is simulated with this code and with the patch,
+in a copy of the last commit. Nothing is adopted because it comes nearer to print: a reason counts as an explanation
+only if the values that it changes agree with print, by the rule of `against_print.py`, and no other value is lost.
+Campaigns that are complete in the folder `--out` for the same commit are not simulated again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from against_print import Compared, compare, read_results
+from part_of_campaign import part
+
+from testbed.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+QUESTIONS = Path(__file__).parent / "printed/questions"
+CATALOGUE = ROOT / "scenarios/campaigns/rr7659-catalogue.toml"
+BOUND = "fluid"  # the printed degradations fit it
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A part of the catalogue: one set of traces, some policies, and the measures that are compared."""
+
+    traces: str
+    policies: tuple[str, ...]
+    loads: str = ""
+    measures: tuple[str, ...] = ("degradation",)
+
+    def text(self) -> str:
+        """Return the campaign's file."""
+        kept = part(CATALOGUE.read_text(encoding="utf-8"), self.traces, self.loads)
+        head = kept.partition("[[tables]]")[0]
+        policies = "".join(f"  {json.dumps(name)},\n" for name in self.policies)
+        return re.sub(r"^policies = \[.*?^\]", f"policies = [\n{policies}]", head, flags=re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A reason why print could differ, and the campaigns in which it would show."""
+
+    name: str
+    asks: str
+    expects: str
+    patch: str
+    factor: float
+    campaigns: tuple[Campaign, ...]
+
+
+def read_question(path: Path) -> Question:
+    """Read the file of a question."""
+    found = tomllib.loads(path.read_text(encoding="utf-8"))
+    campaigns = tuple(
+        Campaign(**{key: tuple(value) if isinstance(value, list) else value for key, value in each.items()})
+        for each in found["campaign"]
+    )
+    return Question(
+        path.stem, found["asks"], found["expects"], found.get("patch", ""), found.get("factor", 1.0), campaigns
+    )
+
+
+def run(*command: str | Path, cwd: Path, given: str | None = None) -> str:
+    """Run a command; raise `UserError` with its last words if it fails."""
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, input=given, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise UserError(f"{' '.join(map(str, command[:4]))}: exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+def copy_of(commit: str, patch: str, folder: Path) -> Path:
+    """Return a copy of the commit with the patch; a patch that does not apply any more raises `UserError`."""
+    if not folder.is_dir():
+        made = folder.with_suffix(".part")
+        run("git", "clone", "--quiet", "--no-checkout", ROOT, made, cwd=ROOT)
+        run("git", "checkout", "--quiet", "--detach", commit, cwd=made)
+        if patch:
+            run("git", "apply", "-", cwd=made, given=patch)
+        made.rename(folder)
+    return folder
+
+
+def simulate(tree: Path, campaign: Campaign, folder: Path) -> list[dict[str, str]]:
+    """Return the results of a campaign with the code in `tree`."""
+    file = folder.with_suffix(".toml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(campaign.text(), encoding="utf-8")
+    run(sys.executable, "-m", "testbed", "campaign", file.resolve(), "--out", folder.resolve(), cwd=tree)
+    return read_results(folder)
+
+
+def rows_of(campaign: Campaign, results: Sequence[dict[str, str]]) -> dict[tuple[str, ...], Compared]:
+    """Return the comparisons with print that a campaign is for."""
+    found = {}
+    for each in compare(results):
+        if each.measure not in campaign.measures or (
+            each.measure == "degradation" and not each.ours_of.endswith(BOUND)
+        ):
+            continue
+        found[each.table, each.traces, each.algorithm, each.measure, each.statistic, each.ours_of] = each
+    return found
+
+
+def answered(question: Question, commit: str, out: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for each printed value: printed, ours, and ours with the patch."""
+    plain = copy_of(commit, "", out / commit / "as-it-is")
+    patched = copy_of(commit, question.patch, out / commit / question.name) if question.patch else plain
+    for campaign in question.campaigns:
+        name = f"{campaign.traces}-{hashlib.sha256(campaign.text().encode()).hexdigest()[:16]}"
+        before = rows_of(campaign, simulate(plain, campaign, out / commit / "runs/as-it-is" / name))
+        after = before
+        if question.patch:
+            after = rows_of(campaign, simulate(patched, campaign, out / commit / "runs" / question.name / name))
+        for key, each in before.items():
+            new = after[key]
+            value = new.ours * question.factor
+            yield {
+                "question": question.name, "table": each.table, "traces": each.traces, "algorithm": each.algorithm,
+                "measure": each.measure, "statistic": each.statistic, "ours_of": each.ours_of, "printed": each.printed,
+                "ours": each.ours, "agrees": each.agrees, "with": value,
+                "with_agrees": judged_again(new, value, question.factor),
+            }  # fmt: skip
+
+
+def judged_again(each: Compared, value: float, factor: float) -> bool | None:
+    """Return whether a value that was multiplied agrees, with its error multiplied as well."""
+    if factor == 1.0 or each.agrees is None:
+        return each.agrees
+    return abs(value - each.printed) <= 1.96 * each.error * factor + 0.005
+
+
+def page(questions: Sequence[Question], rows: Sequence[dict[str, Any]]) -> str:
+    """Return the summary, and all values, as Markdown."""
+    lines = [
+        "| question | values judged | agree | with the change | ratio print / ours | with the change |",
+        "|---" * 6 + "|",
+    ]
+    for question in questions:
+        own = [row for row in rows if row["question"] == question.name]
+        told = [row for row in own if row["agrees"] is not None]
+        ratios = [
+            sorted(row["printed"] / row[name] for row in own if row[name] and row["printed"])
+            for name in ("ours", "with")
+        ]
+        spread = [f"{some[len(some) // 2]:.2f} ({some[0]:.2f} to {some[-1]:.2f})" if some else "" for some in ratios]
+        lines.append(
+            f"| {question.name} | {len(told)} | {sum(row['agrees'] for row in told)} | "
+            f"{sum(bool(row['with_agrees']) for row in told)} | {spread[0]} | {spread[1]} |"
+        )
+    for question in questions:
+        lines += [
+            "",
+            f"### {question.name}",
+            "",
+            question.asks.strip(),
+            "",
+            f"*Expected*: {question.expects.strip()}",
+            "",
+        ]
+        lines += ["| table | traces | algorithm | measure | printed | ours | with the change |", "|---" * 7 + "|"]
+        for row in rows:
+            if row["question"] == question.name:
+                marks = [{True: " agrees", False: "", None: ""}[row[name]] for name in ("agrees", "with_agrees")]
+                lines.append(
+                    f"| {row['table']} | {row['traces']} | {row['algorithm'].replace('*', chr(92) + '*')} | "
+                    f"{row['measure']}, {row['statistic']} | {row['printed']:,g} | {row['ours']:,.4g}{marks[0]} | "
+                    f"{row['with']:,.4g}{marks[1]} |"
+                )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Ask the chosen questions, and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the questions")
+    parser.add_argument("--only", default="", metavar="NAMES", help="names of questions, separated by commas")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="copies of the code, and results of campaigns")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="a line of JSON for each value")
+    options = parser.parse_args()
+    there = {path.stem: path for path in sorted(QUESTIONS.glob("*.toml"))}
+    names = options.only.split(",") if options.only else list(there)
+    if unknown := sorted(set(names) - set(there)):
+        parser.error(f"no question {unknown[0]!r}; there is: {', '.join(there)}")
+    questions = [read_question(there[name]) for name in names]
+    if options.list:
+        print("\n".join(f"{each.name}: {each.asks.strip()}" for each in questions))
+        return
+    if options.out is None:
+        parser.error("--out is missing: a folder for copies of the code and results")
+    out = options.out.resolve()
+    rows: list[dict[str, Any]] = []
+    try:
+        commit = run("git", "rev-parse", "HEAD", cwd=ROOT).strip()
+        for question in questions:
+            print(f"{question.name} ...", file=sys.stderr, flush=True)
+            rows += answered(question, commit, out)
+    except UserError as error:
+        sys.exit(f"questions: {error}")
+    if options.json:
+        options.json.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    print(page(questions, rows))
+
+
+if __name__ == "__main__":
+    main()
