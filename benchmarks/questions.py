@@ -4,10 +4,11 @@
     TESTBED_TRACES=logs python benchmarks/questions.py --out questions > page.md
     python benchmarks/questions.py --out questions --only stretch-search > page.md
 
-A question is a file in `printed/questions`: what is asked, what print would have if the reason is right, a patch of this
-project's files, and the campaigns that it may change. Each campaign is simulated with this code and with the patch,
-in a copy of the last commit. Nothing is adopted because it comes nearer to print: a reason counts as an explanation
-only if the values that it changes agree with print, by the rule of `against_print.py`, and no other value is lost.
+A question is a file in `printed/questions`: what is asked, what print would have if the reason is right, what to change
+(a patch of this project's files, a factor, or the loads that count), and the campaigns that the change may affect. Each
+campaign is simulated with this code and with the patch, in a copy of the last commit. Nothing is adopted because it
+comes nearer to print: a reason counts as an explanation only if the values that it changes agree with print, by the
+rule of `against_print.py`, and no other value is lost.
 Campaigns that are complete in the folder `--out` for the same commit are not simulated again.
 """
 
@@ -55,13 +56,17 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Question:
-    """A reason why print could differ, and the campaigns in which it would show."""
+    """A reason why print could differ, and the campaigns in which it would show.
+
+    Instead of a patch it may have a factor of our values, or the loads of which traces are taken.
+    """
 
     name: str
     asks: str
     expects: str
     patch: str
     factor: float
+    loads: tuple[float, ...]
     campaigns: tuple[Campaign, ...]
 
 
@@ -73,8 +78,9 @@ def read_question(path: Path) -> Question:
         for each in found["campaign"]
     )
     return Question(
-        path.stem, found["asks"], found["expects"], found.get("patch", ""), found.get("factor", 1.0), campaigns
-    )
+        path.stem, found["asks"], found["expects"], found.get("patch", ""), found.get("factor", 1.0),
+        tuple(found.get("loads", ())), campaigns,
+    )  # fmt: skip
 
 
 def run(*command: str | Path, cwd: Path, given: str | None = None) -> str:
@@ -126,9 +132,11 @@ def answered(question: Question, commit: str, out: Path) -> Iterator[dict[str, A
     patched = copy_of(commit, question.patch, out / commit / question.name) if question.patch else plain
     for campaign in question.campaigns:
         name = f"{campaign.traces}-{hashlib.sha256(campaign.text().encode()).hexdigest()[:16]}"
-        before = rows_of(campaign, simulate(plain, campaign, out / commit / "runs/as-it-is" / name))
-        after = before
-        if question.patch:
+        results = simulate(plain, campaign, out / commit / "runs/as-it-is" / name)
+        before = after = rows_of(campaign, results)
+        if question.loads:
+            after = rows_of(campaign, [row for row in results if float(row["load"]) in question.loads])
+        elif question.patch:
             after = rows_of(campaign, simulate(patched, campaign, out / commit / "runs" / question.name / name))
         for key, each in before.items():
             new = after[key]

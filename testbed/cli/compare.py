@@ -44,9 +44,9 @@ from testbed.cli.deferred import deferred
 )
 @deferred
 def compare() -> None:
-    """Replay the segment of each RUN in the simulator, and compare the run with its simulation.
+    """Replay the jobs of each RUN in the simulator, and compare the run with its simulation.
 
-    Runs of the same segment (jobs, nodes, time scale, seed) under the same policy are repeats. Two errors over the
+    Runs under equal conditions (jobs, nodes, time scale, seed) and the same policy are repeats. Two errors over the
     repeats are tested against their goals: the median over jobs of the relative error of the turnaround, and the
     relative error of the max stretch. Disturbed runs are left out first, by a written rule that uses only the record.
 

@@ -17,6 +17,7 @@ from testbed.cli.deferred import deferred
 @click.option("--cpus", type=click.FloatRange(0.05, 1024), help="CPU capacity of a node, in cores.")
 @click.option("--memory-mib", type=click.IntRange(64), help="Memory of a node for guests.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Trace file; without it the workload is synthetic.")
+@click.option("--reading", metavar="NAME", help="How an SWF log becomes tasks; job tables take none.  [default: hpc2n]")
 @click.option("--yes", is_flag=True, help="Ask nothing: take the defaults for what is not given.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.argument("target", type=click.Path(path_type=Path))

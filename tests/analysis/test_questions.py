@@ -33,7 +33,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_patch_fits_the_code_and_campaigns_load(questions: ModuleType, name: str, tmp_path: Path) -> None:
     question = questions.read_question(questions.QUESTIONS / f"{name}.toml")
     assert question.asks.strip().endswith("?")
-    assert question.patch or question.factor != 1.0, "a question changes something"
+    assert question.patch or question.factor != 1.0 or question.loads, "a question changes something"
     if question.patch:
         done = subprocess.run(
             ["git", "apply", "--check", "-"],
@@ -67,7 +67,7 @@ def test_values_with_and_without_the_change_stand_side_by_side(
     monkeypatch.setattr(questions, "simulate", results)
     question = questions.read_question(questions.QUESTIONS / "stretch-search.toml")
     question = questions.Question(
-        question.name, question.asks, question.expects, question.patch, 1.0, question.campaigns[:1]
+        question.name, question.asks, question.expects, question.patch, 1.0, (), question.campaigns[:1]
     )
     rows = list(questions.answered(question, "commit", tmp_path))
     means = [row for row in rows if row["statistic"] == "mean" and row["table"] == "2"]
@@ -101,6 +101,26 @@ def test_a_change_that_multiplies_needs_no_second_campaign(
     assert [row["with"] for row in rows] == [pytest.approx(row["ours"] / 2) for row in rows]
     assert [row["with_agrees"] for row in rows] == [True]
     assert [row["agrees"] for row in rows] == [False]
+
+
+def test_a_question_about_loads_takes_the_traces_of_some(
+    questions: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def results(_tree: Path, _campaign: object, _folder: Path) -> list[dict[str, str]]:
+        row = {"traces": "scaled", "week": "", "policy": "/per/OPT=MIN"}
+        return [
+            row | {"seed": str(seed), "load": str(load), "preemptions_per_hour": str(100 * load)}
+            for seed in (1, 2, 3) for load in (0.7, 0.8, 0.9)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(questions, "copy_of", lambda _commit, _patch, folder: folder)
+    monkeypatch.setattr(questions, "simulate", results)
+    question = questions.read_question(questions.QUESTIONS / "above-0-7.toml")
+    means = [
+        row for row in questions.answered(question, "commit", tmp_path)
+        if (row["table"], row["measure"], row["statistic"]) == ("3", "preemptions_per_hour", "mean")
+    ]  # fmt: skip
+    assert [(row["ours"], row["with"]) for row in means] == [(pytest.approx(80.0), pytest.approx(85.0))]
 
 
 def test_a_command_that_fails_is_told_with_its_last_words(questions: ModuleType, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.compare.compared_runs import Entry, add, add_offline, dry_run, repeat
 
 from testbed import Run as RunDirectory
-from testbed.study.compare.live import read_live, segment_of
+from testbed.study.compare.live import conditions_of, read_live
 from testbed.study.compare.load import machines
 from testbed.study.compare.quarantine import Health, Limits, examine
 
@@ -71,21 +71,25 @@ def test_what_the_journal_tells(run: Path, name: str) -> None:
     assert "limit" in str(found.reasons[0])
 
 
-def test_a_cap_that_meets_the_end_of_a_guest_is_no_disturbance(run: Path) -> None:
-    """A rank of an MPI job may have ended a moment before the others get another cap."""
+@pytest.mark.parametrize("verb", ["cap", "save", "migrate"])
+def test_an_operation_that_meets_the_end_of_a_guest_is_no_disturbance(run: Path, verb: str) -> None:
+    """A guest may end a moment before it is to be saved, and a rank of an MPI job before the others get another cap."""
 
-    def caps(entries: list[Entry], before_s: float) -> list[Entry]:
+    def failing(entries: list[Entry], before_s: float) -> list[Entry]:
         at, done = next((i, each) for i, each in enumerate(entries) if (each["kind"], each.get("event"))
                         == ("guest", "done"))  # fmt: skip
-        cap = {"t_s": done["t_s"] - before_s, "action": 99, "job": done["job"]}
-        intent = {**cap, "kind": "intent", "verb": "cap", "nodes": [done["node"]]}
-        retry = {**cap, "kind": "retry", "attempt": 1, "error": "no such guest"}
+        own = {"t_s": done["t_s"] - before_s, "action": 99, "job": done["job"]}
+        intent = {**own, "kind": "intent", "verb": verb, "nodes": [done["node"]]}
+        retry = {**own, "kind": "retry", "attempt": 1, "error": "no such guest"}
         outcome = {**intent, "kind": "outcome", "ok": False, "error": "no such guest"}
         return [*entries[:at], intent, retry, outcome, *entries[at:]]
 
-    assert names(health(repeat(run, "met", journal=lambda entries: caps(entries, 0.5)))) == []
-    long_before = health(repeat(run, "earlier", journal=lambda entries: caps(entries, 5.0)))
-    assert names(long_before) == ["retries", "failures"]
+    def found(name: str, before_s: float) -> list[str]:
+        return names(health(repeat(run, f"{verb}-{name}", journal=lambda entries: failing(entries, before_s))))
+
+    assert found("met", 0.5) == []
+    assert found("earlier", 5.0) == ["retries", "failures"]
+    assert found("later", -5000.0) == ["retries", "failures"]
 
 
 def test_a_late_answer_is_the_controllers(run: Path) -> None:
@@ -294,16 +298,16 @@ def test_nodes_on_one_machine_are_told_by_who_spawned_them_and_by_address(run: P
     assert machines(other) == {"192.0.2.0": ["node-0"], "192.0.2.1": ["node-1"]}
 
 
-def test_segments_are_of_jobs_nodes_scale_and_seed_and_not_of_the_policy(run: Path) -> None:
+def test_conditions_are_jobs_nodes_scale_and_seed_and_not_of_the_policy(run: Path) -> None:
     def other(**changes: object) -> str:
         def change(about: Entry) -> None:
             for key, new in changes.items():
                 table = about["clocks"] if key == "time_scale" else about
                 table[key] = new
 
-        return segment_of(read_live(repeat(run, "-".join(changes), manifest=change)).facts)
+        return conditions_of(read_live(repeat(run, "-".join(changes), manifest=change)).facts)
 
-    own = segment_of(read_live(run).facts)
+    own = conditions_of(read_live(run).facts)
     assert other(policy="EASY", period_s=None) == own
     assert len({own, other(seed=77), other(time_scale=61.0), other(nodes={})}) == 4
 

@@ -62,7 +62,31 @@ def test_nothing_is_asked_with_yes_and_nothing_overwritten_without_force(tmp_pat
 def test_a_driver_that_this_machine_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("testbed.cli.bodies.init.usable_drivers", lambda: {"process": "needs nothing"})
     done = CliRunner().invoke(init, [str(tmp_path / "x.toml"), "--driver", "docker"], standalone_mode=False)
-    assert "this machine has none; usable: process" in str(done.exception)
+    assert str(done.exception) == "--driver docker: this machine lacks what it needs: expected process"
+
+
+LOG = "1 0 0 60 2 -1 -1 2 600 -1 1 1 1 1 1 1 -1 -1\n"
+
+
+def test_the_reading_of_a_log_is_told_or_given(tmp_path: Path) -> None:
+    target, log = tmp_path / "lab.toml", tmp_path / "log.swf"
+    log.write_text(LOG)
+    words = [str(target), "--yes", "--force", "--trace", str(log)]
+    done = CliRunner().invoke(init, words, standalone_mode=False)
+    assert f"{log}: reading hpc2n, of hpc2n, processors, processors-estimates" in done.stderr
+    assert 'reading = "hpc2n"' in target.read_text()
+    done = CliRunner().invoke(init, [*words, "--reading", "processors"], standalone_mode=False)
+    assert done.exception is None
+    assert 'reading = "processors"' in target.read_text()
+    assert "no reading 'hpc3n'" in refused(init, *words, "--reading", "hpc3n")
+
+
+def test_a_reading_is_for_logs(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(JOBS)
+    words = [str(tmp_path / "lab.toml"), "--yes", "--reading", "hpc2n"]
+    assert refused(init, *words) == "--reading hpc2n: there is no log to read: expected --trace as well"
+    assert "a job table takes no reading" in refused(init, *words, "--trace", str(tmp_path / "t.csv"))
+    assert not (tmp_path / "lab.toml").exists()
 
 
 def test_drivers_are_those_whose_services_are_there() -> None:

@@ -26,13 +26,13 @@ _SPARE_MIB = 1024  # memory of the machine that is not given to nodes
 
 def init(
     *, driver: str | None, nodes: int | None, cpus: float | None, memory_mib: int | None, trace: Path | None,
-    yes: bool, force: bool, target: Path,
+    reading: str | None, yes: bool, force: bool, target: Path,
 ) -> None:  # fmt: skip
     if os.path.exists(target) and not force:  # noqa: PTH110  # `Path.exists` raises where this user may not look
         raise UserError(f"{target}: exists: expected another file, or --force")
     usable = usable_drivers()
     if driver is not None and driver not in usable:
-        raise UserError(f"--driver {driver}: this machine has none; usable: {', '.join(usable)}")
+        raise UserError(f"--driver {driver}: this machine lacks what it needs: expected {' or '.join(usable)}")
     if driver is None:
         for name, reason in usable.items():
             click.echo(f"  {name}: {reason}", err=True)
@@ -44,12 +44,16 @@ def init(
     if memory_mib is None:
         free_mib = psutil.virtual_memory().available // (1 << 20) - _SPARE_MIB
         memory_mib = _ask("MiB of memory per node", max(64, min(4096, free_mib // nodes)), click.IntRange(64), yes)
-    reading = _reading(trace, yes)
-    jobs = _JOBS if trace is None else min(_JOBS, len(load_trace(trace, reading or None)))
+    if trace is None and reading is not None:
+        raise UserError(f"--reading {reading}: there is no log to read: expected --trace as well")
+    if trace is not None and reading is None and not is_table(trace):
+        reading = _ask("reading of the log", next(iter(READINGS)), click.Choice(list(READINGS)), yes)
+        click.echo(f"  {trace}: reading {reading}, of {', '.join(READINGS)}", err=True)
+    jobs = _JOBS if trace is None else min(_JOBS, len(load_trace(trace, reading)))
     answers = Answers(
         name=re.sub(r"[^a-z0-9]+", "-", target.stem.lower()).strip("-")[:63] or "scenario", driver=driver, nodes=nodes,
         cpus=cpus, memory_mib=memory_mib, trace=None if trace is None else trace.absolute(),
-        reading=reading, jobs=jobs,
+        reading=reading or "", jobs=jobs,
     )  # fmt: skip
     _write(target, scenario_text(answers))
     click.echo(f"{target}: written\nnext: testbed run {target} --dry-run")
@@ -68,13 +72,6 @@ def _write(target: Path, text: str) -> None:
                 raise UserError(f"{target}: not written, as it would not be valid: expected other answers")
     except OSError as error:
         raise UserError(f"{target}: {error.strerror}: expected a file that this user may write") from None
-
-
-def _reading(trace: Path | None, yes: bool) -> str:
-    """Return the reading of a log, or an empty text for CSV traces, which have needs already."""
-    if trace is None or is_table(trace):
-        return ""
-    return _ask("reading of the log", next(iter(READINGS)), click.Choice(list(READINGS)), yes)
 
 
 def _ask(what: str, default: T, kind: Any, yes: bool) -> T:

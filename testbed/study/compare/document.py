@@ -24,7 +24,7 @@ def document(found: Study) -> dict[str, Any]:
         "copies": [run.facts.name for run in found.again],
         "cases_without_a_run": list(found.absent),
         "groups": [_group(group) for group in found.groups],
-        "orders": {segment: [_order(each) for each in orders] for segment, orders in found.orders.items()},
+        "orders": {conditions: [_order(each) for each in orders] for conditions, orders in found.orders.items()},
     }
 
 
@@ -49,7 +49,7 @@ def _health(health: Health) -> dict[str, Any]:
 def _group(group: Group) -> dict[str, Any]:
     noise = group.spread
     return {
-        "segment": group.segment,
+        "conditions": group.conditions,
         "policy": group.policy,
         "runs": [pair.run.facts.name for pair in group.pairs],
         "work": "cpu-time" if group.of_cpu_time else "units",

@@ -1,4 +1,4 @@
-"""A live run as comparisons need it: its jobs, schedule and decisions, and its segment, which repeats share."""
+"""A live run as comparisons need it: its jobs, schedule and decisions, and its conditions, which repeats share."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def read_live(path: Path) -> LiveRun:
     return LiveRun(facts, timeline.schedule(), tuple(decisions), tuple(others))
 
 
-def segment_of(run: RunFacts) -> str:
-    """Return the identity of a run's scenario segment: a digest of everything that repeats must have in common.
+def conditions_of(run: RunFacts) -> str:
+    """Return the identity of a run's conditions: a digest of everything that repeats must have in common.
 
     These are the jobs of the trace, the nodes (number, size, processor, driver), the time scale, the seed, the programs
     of the jobs, the migration mechanism, and the threshold of the stretch; not the policy.

@@ -146,7 +146,7 @@ def _sources_table(group: Group, number: int) -> Table:
 
 def _order_section(found: Study) -> Section:
     tables, leads = [], []
-    for number, (segment, orders) in enumerate(found.orders.items(), 1):
+    for number, (conditions, orders) in enumerate(found.orders.items(), 1):
         rows = []
         for order in orders:
             leads.append(f"{sentence(order_words(order))}.")
@@ -158,7 +158,7 @@ def _order_section(found: Study) -> Section:
                 ))  # fmt: skip
         columns = ("metric", "policy", "against", "live difference", "noise", "simulated", "distinct", "same order")
         caption = (
-            f"Segment {segment}. Differences of the logarithms of means over runs; noise: 95 % limit of a live "
+            f"Conditions {conditions}. Differences of the logarithms of means over runs; noise: 95 % limit of a live "
             "difference, pooled over policies."
         )
         tables.append(Table(f"orders-{number}", "Pairs of policies", caption, columns, tuple(rows), texts=3))

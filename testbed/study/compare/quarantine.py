@@ -5,7 +5,7 @@ The rule uses the records of a run and no simulation, so that no run is left out
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,8 +20,9 @@ from testbed.study.compare.live import LiveRun, work_is_cpu_time
 from testbed.study.compare.load import core_speed, foreign_load, owed_frac, sampling
 
 _MEASUREMENTS = ("node", "guest", "cap", "cap_drift", "controller")
-_NOT_JUDGED = _NEVER_S = float("inf")
-_END_LATE_S = 1.0  # by which the report of a guest's end may come after the failure of a command to this guest
+_NOT_JUDGED = float("inf")
+_OF_GUESTS = ("cap", "save", "migrate")  # operations on running guests, which may end a moment before
+_END_NEAR_S = 1.0  # by which the report of a guest's end may come before or after a command to this guest
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +103,19 @@ def _ended(run: LiveRun) -> Iterator[Finding]:
 def _operations(run: LiveRun) -> Iterator[Finding]:
     kinds = Counter(map(type, run.journal))
     lost = sum(isinstance(event, events.Node) and not event.online for event in run.journal)
-    caps = {event.action for event in run.journal if isinstance(event, events.Intent) and event.verb == "cap"}
-    ended_s: dict[int, float] = {}
+    began_s = {event.action: event.t_s for event in run.journal
+               if isinstance(event, events.Intent) and event.verb in _OF_GUESTS}  # fmt: skip
+    ends_s: dict[int, list[float]] = defaultdict(list)
     for event in run.journal:
         if isinstance(event, events.Guest) and event.event in ("ended", "done"):
-            ended_s.setdefault(event.job, event.t_s)
+            ends_s[event.job].append(event.t_s)
 
     def counts(event: events.Outcome | events.Retry) -> bool:
-        """Whether the failure of an attempt counts: not if it set the caps of a job of which a guest had ended."""
-        return event.action not in caps or ended_s.get(event.job, _NEVER_S) > event.t_s + _END_LATE_S
+        """Whether the failure of an attempt counts: not if it was to change running guests of which one just ended."""
+        if event.action not in began_s:
+            return True
+        first_s, last_s = began_s[event.action] - _END_NEAR_S, event.t_s + _END_NEAR_S
+        return not any(first_s <= end_s <= last_s for end_s in ends_s[event.job])
 
     retries = sum(isinstance(event, events.Retry) and counts(event) for event in run.journal)
     failed = sum(isinstance(event, events.Outcome) and not event.ok and counts(event) for event in run.journal)

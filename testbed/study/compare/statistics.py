@@ -156,7 +156,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The policies of a segment by one metric, best first, and the agreement of the simulated order with the live one.
+    """The policies under equal conditions by one metric, best first, and how the simulated order agrees with it.
 
     `tau` is Kendall's tau over all pairs (ties of one ranking only count as half). `same` is whether the simulation
     orders all pairs that live runs distinguish in the same way, None if live runs distinguish no pair.

@@ -13,7 +13,7 @@ from testbed.study.compare.accounting import Parts, mean_parts
 from testbed.study.compare.alignment import align
 from testbed.study.compare.core_speeds import followed_speeds
 from testbed.study.compare.equivalence import DIFFERENT, EQUAL, NOT_SHOWN, Equivalence, equivalence
-from testbed.study.compare.live import LiveRun, segment_of, work_is_cpu_time
+from testbed.study.compare.live import LiveRun, conditions_of, work_is_cpu_time
 from testbed.study.compare.pairs import RunPair, pair, table
 from testbed.study.compare.quarantine import Health, Limits, examine
 from testbed.study.compare.statistics import STATISTICS, Band, Order, Spread, noise_band, order, spread
@@ -21,7 +21,7 @@ from testbed.study.compare.statistics import STATISTICS, Band, Order, Spread, no
 GOALS: Mapping[str, float] = {"turnaround": 0.05, "max_stretch": 0.10}
 COLUMNS = {"turnaround": "turnaround_s", "max_stretch": "stretch"}
 TITLES = {"turnaround": "median turnaround error", "max_stretch": "max-stretch error"}
-_Key = tuple[str, str, float | None]  # segment, policy, period in trace seconds
+_Key = tuple[str, str, float | None]  # conditions, policy, period in trace seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Group:
-    """Repeats: undisturbed runs of one segment under one policy; `raw` has their simulations at constant core speed."""
+    """Repeats: undisturbed runs of a policy under equal conditions; `raw` has simulations at constant core speed."""
 
-    segment: str
+    conditions: str
     policy: str
     pairs: tuple[RunPair, ...]
     raw: tuple[RunPair, ...]
@@ -188,7 +188,7 @@ def study(
         (kept if well else left_out).append(run)
     together: dict[_Key, list[LiveRun]] = {}
     for run in kept:
-        together.setdefault((segment_of(run.facts), run.facts.policy, run.period_s), []).append(run)
+        together.setdefault((conditions_of(run.facts), run.facts.policy, run.period_s), []).append(run)
     groups = tuple(
         Group(key[0], _label(key, together), *_paired(members, overheads), goals) for key, members in together.items()
     )
@@ -210,24 +210,24 @@ def _followed(raw: RunPair, overheads: Overheads | None) -> RunPair:
 
 
 def _label(key: _Key, known: Iterable[_Key]) -> str:
-    """Return the policy of a group, with its period if the segment has the policy with several periods."""
-    segment, policy, period_s = key
-    alone = sum(other[:2] == (segment, policy) for other in known) == 1
+    """Return the policy of a group, with its period if there are several of them under its conditions."""
+    conditions, policy, period_s = key
+    alone = sum(other[:2] == (conditions, policy) for other in known) == 1
     return policy if alone else f"{policy}, {'no period' if period_s is None else f'period {period_s:g} s'}"
 
 
 def _orders(groups: Sequence[Group]) -> dict[str, tuple[Order, ...]]:
-    """Return the orders of policies for each segment with at least two policies."""
+    """Return the orders of policies, for all conditions under which there are at least two policies."""
     found: dict[str, tuple[Order, ...]] = {}
-    for segment in dict.fromkeys(group.segment for group in groups):
-        own = {group.policy: group for group in groups if group.segment == segment}
+    for conditions in dict.fromkeys(group.conditions for group in groups):
+        own = {group.policy: group for group in groups if group.conditions == conditions}
         if len(own) < 2:
             continue
         tables = {
             name: (table(group.pairs, "live", "stretch"), table(group.pairs, "simulated", "stretch"))
             for name, group in own.items()
         }
-        found[segment] = (
+        found[conditions] = (
             order(
                 "max stretch",
                 {name: live.max(axis=1).tolist() for name, (live, _) in tables.items()},

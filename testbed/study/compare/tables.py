@@ -55,7 +55,7 @@ def print_study(found: Study, console: Console, *, most_jobs: int) -> None:
 
 def _print_group(group: Group, console: Console, most_jobs: int) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    say(f"\n{group.policy}  (segment {group.segment})", style="bold")
+    say(f"\n{group.policy}  (conditions {group.conditions})", style="bold")
     say(repeats(group))
     say(core_speed(group))
     if (noise := group.spread) is not None:
