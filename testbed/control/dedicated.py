@@ -6,17 +6,37 @@ its slices with cold caches, and ranks of a parallel job wait for each other and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import NamedTuple
 
+import numpy as np
+
+from testbed.bus.drivers import traits_in
+from testbed.bus.telemetry import Telemetry
 from testbed.errors import RunError
+from testbed.lab.fleet import Node
 from testbed.lab.guests import prepare_jobs
 from testbed.lab.lab import Lab
 from testbed.scenario.schema import ServeTable
 from testbed.scheduling.workload.jobs import Job
 
 ENDLESS_WALL_S = 1e9
+CALIBRATION_S = 2.5
+MACHINE_CALIBRATION_S = 20.0  # rates of an emulated guest, seven times: sd 2.1 %; in 2.5 s 3.5 %
+PROBED_QUANTILE = 2 / 3  # up to half of the probes are slower than the core: interrupted, or with cold caches
+
+
+class Dedicated(NamedTuple):
+    """Dedicated rates: work units per second and core by shape, and the core speed that agents probed meanwhile.
+
+    The speed is the quantile `PROBED_QUANTILE` of the probes, None without probes.
+    """
+
+    rates: dict[Shape, float]
+    probed_units_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +104,18 @@ def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:
     }
 
 
-async def measure(lab: Lab, jobs: Mapping[Shape, Job]) -> dict[Shape, float]:
-    """Return the work units per second and core of a task whose job runs alone, by shape.
+async def measure(lab: Lab, jobs: Mapping[Shape, Job]) -> Dedicated:
+    """Return the work units per second and core of a task whose job runs alone, by shape, and the nodes' core speed.
 
-    Each job runs alone for `calibration_s` after its first progress; the slowest of its tasks counts. The rate is the
+    The rate of each job is measured alone, for `calibration_s`; the slowest of its tasks counts. The rate is the
     program's own count by its own clock. The core speed that the lab has measured sets the length of iterations.
     """
     scenario, facts = lab.scenario, lab.facts[0]
+    window_s = scenario.programs.calibration_s
+    if window_s is None:
+        window_s = MACHINE_CALIBRATION_S if traits_in(facts).hypervisor else CALIBRATION_S
     rates = {}
+    probes: list[float] = []
     for shape, kind in jobs.items():
         job = replace(kind, run_time_s=min(kind.run_time_s, ENDLESS_WALL_S * scenario.time_scale))
         (prepared,) = prepare_jobs(
@@ -107,8 +131,29 @@ async def measure(lab: Lab, jobs: Mapping[Shape, Job]) -> dict[Shape, float]:
         try:
             async with lab.job_of(prepared.specs) as alone:
                 await alone.start()
-                slowest = await alone.rate(scenario.programs.calibration_s)
+                with _probes_at(lab, alone.nodes, probes):
+                    slowest = await alone.rate(window_s)
         except RunError as error:
             raise RunError(f"{shape}: {error}") from error
         rates[shape] = slowest / (job.cpu_need_frac * facts.cpus)
-    return rates
+    told = [probe for probe in probes if probe > 0.0]
+    return Dedicated(rates, float(np.quantile(told, PROBED_QUANTILE)) if told else None)
+
+
+@contextmanager
+def _probes_at(lab: Lab, nodes: Sequence[str], probes: list[float]) -> Iterator[None]:
+    """Append the core speeds that the agents of these nodes probe meanwhile, not while machines boot before and after.
+
+    Probes on idle nodes are faster.
+    """
+    hear = lab.fleet.on_telemetry
+
+    def append(node: Node, record: Telemetry, _taken_ns: int) -> None:
+        if node.name in nodes:
+            probes.append(record.core_units_per_s)
+
+    lab.fleet.on_telemetry = append
+    try:
+        yield
+    finally:
+        lab.fleet.on_telemetry = hear

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from statistics import median
 
 from testbed.bus.messages import NodeFacts
-from testbed.control.dedicated import Shape, measure, representatives
+from testbed.control.dedicated import PROBED_QUANTILE, Shape, measure, representatives
 from testbed.control.lost_run import LostRun
 from testbed.control.manifest import by_name
 from testbed.control.recorder import Recorder
@@ -77,11 +76,7 @@ class Preparation:
     async def _measure(self, fleet: Fleet, kinds: Mapping[Shape, Job], recorder: Recorder) -> dict[Shape, float]:
         core_units_per_s = await measure_core(fleet, self._scenario.deadlines.command_s)
         lab = Lab(self._scenario, fleet, self._run_tag, core_units_per_s, self._more_addresses)
-        speeds: list[float] = []
-        fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
-        rates = await measure(lab, kinds)
-        told = [speed for speed in speeds if speed > 0.0]
-        probed_units_per_s = median(told) if told else None  # not the mean: an interrupted probe is too slow
+        rates, probed_units_per_s = await measure(lab, kinds)
         by_job: Mapping[int, float] = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
         if self._serving is not None:
             by_job = self._serving.by_job
@@ -89,7 +84,7 @@ class Preparation:
         recorder.journal(
             events.Calibration(
                 *recorder.times(), core_units_per_s=core_units_per_s, probed_units_per_s=probed_units_per_s,
-                units_per_core_s=by_name(rates),
+                probed_quantile=PROBED_QUANTILE, units_per_core_s=by_name(rates),
             )
         )  # fmt: skip
         return rates

@@ -29,8 +29,8 @@ BUILT_IN = ("eatcpu", "patterns")  # their units are the probes' units
 class MeasuredRates:
     """Work units per second and core, measured before the run.
 
-    `core` is the rate of a core in a guest, `by_job` has the dedicated rate of each job, and `probe` is the median of
-    the agents' probes during the measurement. All are 0 or empty without measurements.
+    `core` is the rate of a core in a guest, `by_job` has the dedicated rate of each job, and `probe` is the core
+    speed by the agents' probes during the measurement. All are 0 or empty without measurements.
     """
 
     core: float = 0.0

@@ -249,6 +249,7 @@ class LabJob:
     async def rate(self, window_s: float = rates.WINDOW_S, settle_s: float = rates.REPORT_S) -> float:
         """Wait `settle_s`, then return work units per second of the slowest task over at least `window_s`.
 
+        Of a window of 4 s or more it is the median rate of parts of 2 s or more, as a busy machine is slow for moments.
         Units and seconds are the program's own, between two of its reports, so transmission delays do not matter.
         Raises `RunError` if a task reports no progress, or an implausible rate.
         """

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from itertools import pairwise
+from statistics import median
 from typing import Any, Protocol
 
 from testbed.errors import RunError, TestbedError
@@ -18,6 +20,7 @@ from testbed.lab.outcomes import Progress, Rate, Watched
 WINDOW_S = 1.0  # two reports of a program
 REPORT_S = 0.6  # within this time a program reports at least once
 SETTLE_S = 0.25  # after a change of caps: two enforcement periods of a cap
+PART_S = 2.0  # of a long window: longer than the moments in which a busy machine is slow, or a guest does other work
 _SAMPLE_S = 0.25
 _POLL_S = 0.05  # a shorter period would cost the nodes CPU time
 
@@ -40,13 +43,15 @@ class Reporting(Protocol):
 async def rate(job: Reporting, window_s: float, settle_s: float, limit_s: float) -> float:
     """See `LabJob.rate`; only reports are read, at long intervals, so that polling does not disturb the job."""
     await asyncio.sleep(settle_s)
-    before = await job.progress()
-    after = await _reported(job, before, window_s, limit_s, every_s=REPORT_S, least_s=0.0)
+    reports = [await job.progress()]
+    parts = max(1, int(window_s / PART_S))
+    for _ in range(parts):
+        reports.append(await _reported(job, reports[-1], window_s / parts, limit_s, every_s=REPORT_S, least_s=0.0))
     found = []
     for node, guest in zip(job.nodes, job.guests, strict=True):
-        was, now = before[guest], after[guest]
-        units, elapsed_s = now.units - was.units, now.mono_s - was.mono_s
-        found.append(checked_rate(f"node {node}: rate of {guest}", units / elapsed_s))
+        told = (report[guest] for report in reports)
+        typical = median((now.units - was.units) / (now.mono_s - was.mono_s) for was, now in pairwise(told))
+        found.append(checked_rate(f"node {node}: rate of {guest}", typical))
     return min(found)
 
 

@@ -66,11 +66,14 @@ class Calibration(Entry, frozen=True, kw_only=True, tag="calibration"):
     probed_units_per_s: Annotated[
         float | None,
         about(
-            "the same by the agents' probes during the measurement: their median (in earlier versions the mean); null "
-            "if no agent reported it",
+            "the same by the agents' probes while a job on their node was measured, as a quantile of them (in the "
+            "first versions the mean); null if no agent reported it",
             "units/s",
         ),
     ]
+    probed_quantile: Annotated[
+        float, about("this quantile: an interrupted probe, or one with cold caches, is too slow; 0.5 without this key")
+    ] = 0.5
     units_per_core_s: Annotated[
         dict[str, float], about("work of one task per second and core, by shape of the job", "units/s")
     ]

@@ -97,8 +97,12 @@ class ProgramsTable(Table):
         unit="units/s",
         example=250000,
     )
-    calibration_s: Annotated[float, Field(ge=0.5, le=60)] = key(
-        2.5, "Duration of the speed measurement of each kind of job before a run.", unit="s"
+    calibration_s: Annotated[float, Field(ge=0.5, le=60)] | None = key(
+        None,
+        "Duration of the speed measurement of each kind of job before a run; a longer one is more exact. By default "
+        "2.5 s, and 20 s in virtual machines.",
+        unit="s",
+        example=10,
     )
     work: Literal["units", "cpu-time"] = key(
         "units",

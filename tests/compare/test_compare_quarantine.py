@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -235,10 +236,13 @@ def test_a_control_domain_says_nothing_of_foreign_load(run: Path) -> None:
     assert value(found, "foreign_mean") is None
 
 
-def probed(speed_before: float | None, speed_in_replay: float, *, guests: float = 1.0) -> dict[str, Callable]:
+def probed(
+    speed_before: float | None, *speeds_in_replay: float, guests: float = 1.0, quantile: float | None = None
+) -> dict[str, Callable]:
     """Return changes that make a dry run look like one of real nodes whose agents probed their cores.
 
-    The programs of `guests` work at that speed, relative to the time when rates were measured.
+    The probes in the replay find these speeds in turn. The programs of `guests` work at that speed, relative to the
+    time when rates were measured. The speed before is that `quantile` of the probes, by default as in older journals.
     """
     base = real(0.0)
 
@@ -247,14 +251,16 @@ def probed(speed_before: float | None, speed_in_replay: float, *, guests: float 
         return re.sub(r"units_done=[0-9]+i", f"units_done={round(1e6 * guests * cpu_s)}i", line)
 
     def points(lines: list[str]) -> list[str]:
-        told = f",core_units_per_s={speed_in_replay!r} "
-        lines = [told.join(line.rsplit(" ", 1)) if line.startswith("node,") else line for line in base["points"](lines)]
+        turns = cycle(f",core_units_per_s={speed!r} " for speed in speeds_in_replay)
+        lines = base["points"](lines)
+        lines = [next(turns).join(line.rsplit(" ", 1)) if line.startswith("node,") else line for line in lines]
         return [work(line) if line.startswith("guest,") else line for line in lines]
 
     def journal(entries: list[Entry]) -> list[Entry]:
         first = {"kind": "calibration", "t_s": 0.0, "trace_s": 0.0, "core_units_per_s": 1.0}
         rates = {"probed_units_per_s": speed_before, "units_per_core_s": {"serial, need 1": 1e6}}
-        return [entries[0], first | rates, *entries[1:]]
+        by = {} if quantile is None else {"probed_quantile": quantile}
+        return [entries[0], first | rates | by, *entries[1:]]
 
     return {**base, "points": points, "journal": journal}
 
@@ -268,6 +274,14 @@ def test_cores_that_became_slower_are_a_disturbance(run: Path) -> None:
     unknown = health(repeat(run, "unknown", **probed(None, 800.0)))
     assert names(unknown) == []
     assert value(unknown, "core_speed") is None
+
+
+def test_interrupted_probes_are_no_slower_cores(run: Path) -> None:
+    """The speed in the replay is the same quantile of the probes as before, which the journal records."""
+    speeds = [1000.0, 1000.0, 500.0, 500.0, 500.0]  # of one node and the other in turn; three of five were interrupted
+    assert names(health(repeat(run, "fast", **probed(1000.0, *speeds, quantile=0.9)))) == []
+    assert names(health(repeat(run, "slow", **probed(500.0, *speeds, quantile=0.1)))) == []
+    assert names(health(repeat(run, "median", **probed(1000.0, *speeds)))) == ["core_speed"]
 
 
 def guest_cpu_s(run: Path) -> float:

@@ -164,6 +164,20 @@ def test_rates_are_those_of_the_programs_own_reports() -> None:
     in_lab(work)
 
 
+def test_a_long_measurement_of_a_rate_does_not_count_a_slow_moment() -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.job(cpu_cores=1.0) as job, asyncio.TaskGroup() as group:
+            await job.start()
+            measured = group.create_task(job.rate(10.0))
+            await asyncio.sleep(4.0)
+            await job.cap(0.25)
+            await asyncio.sleep(2.0)
+            await job.cap(1.0)
+            assert await measured == pytest.approx(lab.core_units_per_s, rel=0.01)
+
+    in_lab(work)
+
+
 def test_a_job_that_stands_still_has_no_rate() -> None:
     async def work(lab: Lab) -> None:
         async with lab.job() as job:

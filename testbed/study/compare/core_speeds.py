@@ -1,7 +1,8 @@
 """Speed of the cores of a run's nodes over time, relative to the speed while its dedicated rates were measured.
 
 Agents probe their core once a second, for half a millisecond. An interrupted probe is too slow, so the speed at an
-instant is the median of the probes around it. The speed changes in steps of one wall second.
+instant is a quantile of the probes around it: the same as in the journal's entry `calibration`. The speed changes in
+steps of one wall second.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S
 from testbed.scheduling.simulation.simulate import can_pace
 from testbed.scheduling.simulation.speeds import NodeSpeeds
 from testbed.study.compare.live import LiveRun, work_is_cpu_time
-from testbed.study.compare.load import of_node, replay_s, seconds
+from testbed.study.compare.load import of_node, probed_before, replay_s, seconds
 
 Floats = NDArray[np.float64]
 
-WINDOW_S = 11.0  # window of the median: about ten probes
+WINDOW_S = 11.0  # window of the quantile: about ten probes
 _LEAST_PROBES = 3
 LEAST_RELATIVE, MOST_RELATIVE = 0.01, 10.0  # bounds on what is believed of the speed of a core
 _WITHIN_S = 2.5  # two samples further apart may belong to two lives of a guest
@@ -29,18 +30,12 @@ _LEAST_CPU_S = 1.0  # least CPU time of a guest whose speed is used
 SERIAL = "serial"  # prefix of the names of serial jobs' shapes
 
 
-def probed_before(run: LiveRun) -> float | None:
-    """Return the probed core speed in units/s while dedicated rates were measured; None if it was not recorded."""
-    found = next((event.probed_units_per_s for event in run.journal if isinstance(event, Calibration)), None)
-    return found or None
-
-
 def core_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
     """Return the relative speeds of the run's nodes over trace time; None if they were not recorded.
 
     `nodes` has the run's `node` points.
     """
-    before = probed_before(run)
+    before, quantile = probed_before(run)
     if before is None or "core_units_per_s" not in nodes.columns:
         return None
     begin_s, end_s = replay_s(run)
@@ -52,7 +47,7 @@ def core_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
         told = (probes >= LEAST_UNITS_PER_CORE_S) & (probes < before * MOST_RELATIVE)
         if int(told.sum()) < _LEAST_PROBES:
             return None
-        relative = _medians(seconds(own)[told] - begin_s, probes[told], grid_s) / before
+        relative = _quantiles(seconds(own)[told] - begin_s, probes[told], grid_s, quantile) / before
         columns.append(np.maximum(relative, LEAST_RELATIVE))
     return NodeSpeeds(grid_s * run.facts.time_scale, np.stack(columns, axis=1))
 
@@ -98,15 +93,15 @@ def guest_speed_gap(run: LiveRun, guests: pl.DataFrame, speeds: NodeSpeeds) -> f
     return float(np.average(gaps, weights=weights)) if gaps else None
 
 
-def _medians(at_s: Floats, values: Floats, grid_s: Floats) -> Floats:
-    """Return for each time in `grid_s` the median of the values within half a window, or of the nearest few values."""
+def _quantiles(at_s: Floats, values: Floats, grid_s: Floats, quantile: float) -> Floats:
+    """Return for each time in `grid_s` the quantile of values within half a window, or of the nearest few values."""
     first = np.searchsorted(at_s, grid_s - WINDOW_S / 2)
     last = np.searchsorted(at_s, grid_s + WINDOW_S / 2, side="right")
     found = []
     for time_s, low, high in zip(grid_s, first, last, strict=True):
         if high - low < _LEAST_PROBES:
             nearest = np.argsort(np.abs(at_s - time_s), kind="stable")[:_LEAST_PROBES]
-            found.append(float(np.median(values[nearest])))
+            found.append(float(np.quantile(values[nearest], quantile)))
         else:
-            found.append(float(np.median(values[low:high])))
+            found.append(float(np.quantile(values[low:high], quantile)))
     return np.array(found)

@@ -139,17 +139,25 @@ def owed_frac(run: LiveRun, caps: pl.DataFrame) -> float | None:
 def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
     """Return the core speed in the replay, relative to that while dedicated rates were measured; None if not recorded.
 
-    It is the mean of the agents' probes, for the node that differs most.
+    It is by the same quantile of the agents' probes as then, for the node that differs most.
     """
-    before = next((event.probed_units_per_s for event in run.journal if isinstance(event, Calibration)), None)
-    if not before or "core_units_per_s" not in nodes.columns:
+    before, quantile = probed_before(run)
+    if before is None or "core_units_per_s" not in nodes.columns:
         return None
-    ratios = [
-        float(str(mean)) / before
-        for name in run.facts.node_names
-        if (mean := of_node(run, nodes, name)["core_units_per_s"].mean()) is not None
-    ]
+    ratios = []
+    for name in run.facts.node_names:
+        told = of_node(run, nodes, name)["core_units_per_s"].drop_nulls().to_numpy()
+        if told.size:
+            ratios.append(float(np.quantile(told, quantile)) / before)
     return max(ratios, key=lambda ratio: abs(ratio - 1.0), default=None)
+
+
+def probed_before(run: LiveRun) -> tuple[float | None, float]:
+    """Return the core speed in units/s by probes while rates were measured, and their quantile; None if unknown."""
+    found = next((event for event in run.journal if isinstance(event, Calibration)), None)
+    return (
+        (None, 0.5) if found is None else (found.probed_units_per_s or None, min(max(found.probed_quantile, 0.0), 1.0))
+    )
 
 
 def of_node(run: LiveRun, nodes: pl.DataFrame, name: str) -> pl.DataFrame:
