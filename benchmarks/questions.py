@@ -184,13 +184,15 @@ def page(questions: Sequence[Question], rows: Sequence[dict[str, Any]]) -> str:
             f"*Expected*: {question.expects.strip()}",
             "",
         ]
-        lines += ["| table | traces | algorithm | measure | printed | ours | with the change |", "|---" * 7 + "|"]
+        heads = ("table", "traces", "algorithm", "measure", "printed", "ours of", "ours", "with the change")
+        lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for row in rows:
             if row["question"] == question.name:
                 marks = [{True: " agrees", False: "", None: ""}[row[name]] for name in ("agrees", "with_agrees")]
+                names = [row[name].replace("*", chr(92) + "*") for name in ("algorithm", "ours_of")]
                 lines.append(
-                    f"| {row['table']} | {row['traces']} | {row['algorithm'].replace('*', chr(92) + '*')} | "
-                    f"{row['measure']}, {row['statistic']} | {row['printed']:,g} | {row['ours']:,.4g}{marks[0]} | "
+                    f"| {row['table']} | {row['traces']} | {names[0]} | {row['measure']}, {row['statistic']} | "
+                    f"{row['printed']:,g} | {names[1]} | {row['ours']:,.4g}{marks[0]} | "
                     f"{row['with']:,.4g}{marks[1]} |"
                 )
     return "\n".join(lines)

@@ -74,7 +74,9 @@ def test_values_with_and_without_the_change_stand_side_by_side(
     assert [(row["printed"], row["ours"], row["with"]) for row in means] == [(105.0, 100.0, 105.0)]
     assert [(row["agrees"], row["with_agrees"]) for row in means] == [(False, True)]
     page = questions.page([question], rows)
-    assert "| 2 | real-world | /stretch-per/OPT=MAX/MINVT=600 | degradation, mean | 105 | 100 | 105 agrees |" in page
+    begin = "| 2 | real-world | /stretch-per/OPT=MAX/MINVT=600 | degradation, mean | 105 | "
+    (line,) = (line for line in page.splitlines() if line.startswith(begin))
+    assert line == f"{begin}{means[0]['ours_of']} | 100 | 105 agrees |"
 
 
 def test_a_change_that_multiplies_needs_no_second_campaign(
