@@ -120,7 +120,7 @@ async def tell(
     """
     checks: set[asyncio.Task[None]] = set()
 
-    async def publish_checked(driver_event: DriverEvent, answer: asyncio.Task[Answer]) -> None:
+    async def publish_checked(driver_event: DriverEvent, answer: asyncio.Future[Answer]) -> None:
         await publish(compare(driver_event, await answer))
 
     try:

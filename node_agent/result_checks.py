@@ -1,6 +1,6 @@
 """Checks of finished jobs' checksums: `python -m node_agent.result_checks`, for a controller.
 
-The expected checksum of a task without messages takes a millisecond per worker, that of a rank about 30 µs per message.
+The expected checksum of a task without messages takes a millisecond per worker, that of a rank a few µs per message.
 So all jobs without messages are compared first, then whole parallel jobs, in an order that no node can predict, until
 the time is used up. Jobs that were not compared are reported.
 """
@@ -21,7 +21,7 @@ from testbed.bus.messages import GuestSpec
 from testbed.bus.results import Claim, Comparison, Verdicts
 from testbed.bus.topology import neighbours
 
-_MESSAGE_S = 40e-6  # seconds to compute a message that a rank receives, plus `_BYTE_S` for each byte of it
+_MESSAGE_S = 5e-6  # seconds to compute a message that a rank receives, plus `_BYTE_S` for each byte of it
 _BYTE_S = 1e-9
 _draw = SystemRandom()
 

@@ -1,11 +1,17 @@
-"""Verification of guests' results: expected values are computed while a guest works, and compared at its end."""
+"""Verification of guests' results: expected values are computed while a guest works, and compared at its end.
+
+The computation of long work takes seconds of CPU time, on the node that is measured. So it uses a small fraction of a
+core until somebody waits for its answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -17,6 +23,9 @@ from node_agent.programs.task import Task
 from testbed.bus.messages import GuestSpec
 from testbed.errors import FailureCode
 
+CORE_FRAC = 0.05  # of a core, for the computation of one guest
+_MOST_GUESTS = 4096  # each has a thread: those that rest must not hold up others, nor other work of the agent
+_SLICE_S = 0.001
 _log = logging.getLogger(__name__)
 
 
@@ -40,37 +49,68 @@ def work_out(task: Task, given_up: Callable[[], bool]) -> Answer:
         return Answer(unknown=f"program {task.name!r}: {type(error).__name__}: {error}")
 
 
+class Pace:
+    """Lets a computation that polls `given_up` use `CORE_FRAC` of a core, or a whole one once it is `wanted`."""
+
+    def __init__(self) -> None:
+        self._wanted = threading.Event()
+        self._is_given_up = False
+        self._rested_s: float | None = None  # CPU time of the computing thread at its last rest
+
+    def want(self) -> None:
+        """Let the computation end as soon as possible."""
+        self._wanted.set()
+
+    def give_up(self) -> None:
+        """Let the computation end without an answer."""
+        self._is_given_up = True
+        self._wanted.set()
+
+    def given_up(self) -> bool:
+        """Return whether to end without an answer; rest before, if it has used more CPU time than it should."""
+        now_s = time.thread_time()
+        if self._rested_s is None:
+            self._rested_s = now_s
+        used_s = now_s - self._rested_s
+        if used_s >= _SLICE_S and not self._wanted.is_set():
+            self._wanted.wait(used_s * (1.0 / CORE_FRAC - 1.0))
+            self._rested_s = time.thread_time()
+        return self._is_given_up
+
+
 class Verifier:
     """Checksums of the guests of one node."""
 
     def __init__(self) -> None:
-        self._expected: dict[str, tuple[asyncio.Task[Answer], threading.Event]] = {}
+        self._expected: dict[str, tuple[asyncio.Future[Answer], Pace]] = {}
+        self._threads = ThreadPoolExecutor(_MOST_GUESTS, thread_name_prefix="expected checksum")
 
     def begin(self, spec: GuestSpec) -> None:
         """Compute a guest's expected checksum in the background."""
         self.forget(spec.guest)
         task = Task.from_spec(msgspec.to_builtins(spec))
-        given_up = threading.Event()
-        computing = asyncio.create_task(
-            asyncio.to_thread(work_out, task, given_up.is_set), name=f"expected checksum of {spec.guest}"
-        )
-        self._expected[spec.guest] = computing, given_up
+        pace = Pace()
+        computing = asyncio.get_running_loop().run_in_executor(self._threads, work_out, task, pace.given_up)
+        self._expected[spec.guest] = computing, pace
 
     def forget(self, guest: str) -> None:
         """Abort the computation for a guest that has left."""
         if guest in self._expected:
-            self._expected.pop(guest)[1].set()
+            self._expected.pop(guest)[1].give_up()
 
     def close(self) -> None:
         """Abort all computations."""
         for guest in list(self._expected):
             self.forget(guest)
+        self._threads.shutdown(wait=False)
 
-    def take(self, driver_event: DriverEvent) -> asyncio.Task[Answer] | None:
+    def take(self, driver_event: DriverEvent) -> asyncio.Future[Answer] | None:
         """Return the pending expected checksum of a guest that is done; None for events that need no check."""
         if driver_event.event != "done" or driver_event.guest not in self._expected:
             return None
-        return self._expected.pop(driver_event.guest)[0]
+        computing, pace = self._expected.pop(driver_event.guest)
+        pace.want()
+        return computing
 
     async def check(self, driver_event: DriverEvent) -> DriverEvent:
         """Return the event with its result compared, as soon as the expected checksum is known."""

@@ -5,16 +5,18 @@ A unit is an affine map modulo 2**64, so any number of units is one map again; m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from node_agent.programs.kernel import ELEMENTS, LCG_A, LCG_C
 from node_agent.programs.task import Task, part_of
-from node_agent.programs.words import MASK, Words, fold, mix64, seed_of, stream
+from node_agent.programs.words import MASK, Words, fold, mix64, mixed, seed_of, stream
 from testbed.bus.imbalance import parts_of
 from testbed.bus.need_profile import WHOLE, phases, scaled
 from testbed.bus.topology import children, neighbours, parent, subtree
+
+_WORDS_AT_ONCE = 1 << 16  # half a megabyte: it fits in a core's cache
 
 
 def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> int | None:
@@ -58,16 +60,16 @@ def _alike(task: Task, iterations: int) -> list[tuple[int, int]]:
 def message_digest(task: Task, given_up: Callable[[], bool] = lambda: False) -> int | None:
     """Return the digest of every message of every iteration, in order; None as soon as `given_up()` is true.
 
-    Takes about 30 µs per message.
+    Takes 1 to 3 µs per message of 4 KiB. `given_up` is called for every 64 Ki words of messages.
     """
     if task.ranks == 1:
         return 0
     digest = 0
     messages = _Messages(task)
-    for iteration in range(task.iterations):
+    for first in range(0, task.iterations, messages.at_once):
         if given_up():
             return None
-        for content in messages.received(iteration):
+        for content in messages.received(first, min(first + messages.at_once, task.iterations)):
             digest = mix64(digest ^ content)
     return digest
 
@@ -103,24 +105,29 @@ class _Messages:
         self._base = stream(seed_of(task.seed, 3), -(-task.message_bytes // 8))
         rest = task.message_bytes % 8
         self._last = np.uint64((1 << 8 * rest) - 1 if rest else MASK)  # bytes of the last word that are sent
-        self._near = neighbours(task.topology, task.rank, task.ranks)
-        above = parent(task.rank)
-        self._tree = [(child, subtree(child, task.ranks)) for child in children(task.rank, task.ranks)]
-        if above is not None:
-            self._tree.append((above, tuple(range(task.ranks))))
+        self.at_once = max(1, _WORDS_AT_ONCE // self._base.size)  # iterations
+        self._words = np.empty((self.at_once, self._base.size), np.uint64)
+        if task.topology == "tree":
+            above = parent(task.rank)
+            self._from = [(child, subtree(child, task.ranks)) for child in children(task.rank, task.ranks)]
+            if above is not None:
+                self._from.append((above, tuple(range(task.ranks))))
+        else:
+            self._from = [(rank, ()) for rank in neighbours(task.topology, task.rank, task.ranks)]
 
-    def received(self, iteration: int) -> list[int]:
-        """Return the messages of one iteration in the order in which they are verified."""
-        if self._task.topology == "tree":
-            return [self._content(rank, iteration, self._sum(ranks, iteration)) for rank, ranks in self._tree]
-        return [self._content(rank, iteration, None) for rank in self._near]
+    def received(self, first: int, end: int) -> Iterator[int]:
+        """Yield the messages of the iterations from `first` to before `end`, in the order of their verification."""
+        iterations = np.arange(first, end, dtype=np.uint64)
+        contents = np.empty((iterations.size, len(self._from)), np.uint64)
+        for place, (source, summed) in enumerate(self._from):
+            seeds = self._seeds(iterations, source, self._task.rank)
+            words = np.add(self._base, seeds[:, np.newaxis], out=self._words[: iterations.size])
+            if summed:
+                words[:, 0] = sum(self._seeds(iterations, rank) for rank in summed)
+            words[:, -1] &= self._last
+            contents[:, place] = np.bitwise_xor.reduce(words, axis=1)
+        yield from contents.ravel().tolist()
 
-    def _sum(self, ranks: tuple[int, ...], iteration: int) -> int:
-        return sum(seed_of(self._task.seed, rank, iteration) for rank in ranks) & MASK
-
-    def _content(self, source: int, iteration: int, first: int | None) -> int:
-        words = self._base + np.uint64(seed_of(self._task.seed, source, self._task.rank, iteration))
-        if first is not None:
-            words[0] = first
-        words[-1] &= self._last
-        return int(np.bitwise_xor.reduce(words))
+    def _seeds(self, iterations: Words, *parts: int) -> Words:
+        """Return `seed_of(seed of the task, *parts, iteration)` for each iteration."""
+        return mixed(iterations ^ np.uint64(seed_of(self._task.seed, *parts)))

@@ -25,6 +25,17 @@ def mix64(value: int) -> int:
     return z ^ (z >> 31)
 
 
+def mixed(words: Words) -> Words:
+    """Return `mix64` of each word; the words are overwritten."""
+    words += np.uint64(GOLDEN)
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(_M1)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(_M2)
+    words ^= words >> np.uint64(31)
+    return words
+
+
 def seed_of(*parts: int) -> int:
     """Return one seed for a sequence of integers."""
     seed = 0
@@ -35,15 +46,10 @@ def seed_of(*parts: int) -> int:
 
 def stream(seed: int, count: int) -> Words:
     """Return `count` words that follow from the seed."""
-    z = np.arange(1, count + 1, dtype=np.uint64)
+    z = np.arange(count, dtype=np.uint64)
     z *= np.uint64(GOLDEN)
     z += np.uint64(seed)
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(_M1)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(_M2)
-    z ^= z >> np.uint64(31)
-    return z
+    return mixed(z)
 
 
 def fold(words: Words) -> int:

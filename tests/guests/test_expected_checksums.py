@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from dataclasses import asdict
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.guests.twins import expected, task
 from support.live import ENDLESS_UNITS, HANG_S
 
 from node_agent.drivers.protocol import DriverEvent
-from node_agent.programs.expected import expected_checksum
+from node_agent.programs.expected import expected_checksum, message_digest
 from node_agent.programs.task import TOPOLOGIES
-from node_agent.verifier import Verifier
+from node_agent.verifier import CORE_FRAC, Pace, Verifier
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
 
 @given(
     st.integers(1, 60), st.integers(1, 30), st.integers(1, 3), st.integers(1, 6), st.sampled_from(TOPOLOGIES),
-    st.sampled_from(["uniform", "1/i", "drift:1", "drift:3"]), st.integers(8, 70), st.data(),
+    st.sampled_from(["uniform", "1/i", "drift:1", "drift:3"]), st.integers(8, 70), st.sampled_from([1, 20, 1 << 16]),
+    st.data(),
 )  # fmt: skip
-def test_it_is_what_the_work_itself_comes_to(units, step, workers, ranks, topology, imbalance, message_bytes, data):
+def test_it_is_what_the_work_itself_comes_to(
+    units, step, workers, ranks, topology, imbalance, message_bytes, words_at_once, data
+):  # fmt: skip
     one = task(
         name="patterns", work_units=units, units_per_iteration=step, workers=workers, ranks=ranks,
         rank=data.draw(st.integers(0, ranks - 1)), topology=topology, imbalance=imbalance,
         message_bytes=message_bytes,
     )  # fmt: skip
-    assert expected_checksum(one) == expected(one)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node_agent.programs.expected._WORDS_AT_ONCE", words_at_once)
+        assert expected_checksum(one) == expected(one)[0]
 
 
 @given(
@@ -75,12 +83,58 @@ def test_a_guest_is_verified_or_fails():
     assert asyncio.run(outcome("0" * 16, forgotten=True)).detail == {"units": 10**7, "checksum": "0" * 16}
 
 
-def test_what_nobody_waits_for_ends_at_once():
-    endless = task(name="patterns", ranks=2, work_units=ENDLESS_UNITS, units_per_iteration=1)
+ENDLESS = task(name="patterns", ranks=2, work_units=ENDLESS_UNITS, units_per_iteration=1)
 
+
+def test_what_nobody_waits_for_ends_at_once():
     async def main() -> None:
         verifier = Verifier()
-        verifier.begin(spec_of(endless))
+        verifier.begin(spec_of(ENDLESS))
         verifier.close()
 
-    asyncio.run(asyncio.wait_for(main(), HANG_S))  # waits for the thread
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name.startswith("expected checksum"):
+            thread.join(HANG_S)
+            assert not thread.is_alive()
+
+
+def test_a_computation_that_nobody_waits_for_uses_little_cpu_time():
+    pace, used_s = Pace(), []
+
+    def compute() -> None:
+        assert message_digest(ENDLESS, pace.given_up) is None
+        used_s.append(time.thread_time())
+
+    thread = threading.Thread(target=compute)
+    began_s = time.monotonic()
+    thread.start()
+    time.sleep(1.0)  # the longer, the more exactly is the fraction known
+    pace.give_up()
+    thread.join()
+    assert 0.0 < used_s[0] < 4 * CORE_FRAC * (time.monotonic() - began_s)
+
+
+def test_a_computation_that_somebody_waits_for_does_not_rest():
+    pace = Pace()
+    pace.want()
+    one = task(name="patterns", ranks=2, work_units=10**5, units_per_iteration=1)
+    rests = []
+    pace._wanted.wait = rests.append
+    assert message_digest(one, pace.given_up) is not None
+    assert not rests
+
+
+def test_guests_with_long_work_do_not_hold_up_the_threads_of_others():
+    async def main() -> None:
+        verifier = Verifier()
+        for number in range(50):
+            verifier.begin(msgspec.structs.replace(spec_of(ENDLESS), guest=f"g{number}"))
+        short = task(work_units=10**7, units_per_iteration=10**6)
+        verifier.begin(spec_of(short))
+        done = DriverEvent("a", "done", 2, {"units": 10**7, "checksum": expected_checksum(short)})
+        assert (await verifier.check(done)).detail["verified"]
+        assert await asyncio.to_thread(lambda: "free") == "free"
+        verifier.close()
+
+    asyncio.run(asyncio.wait_for(main(), HANG_S))
