@@ -45,7 +45,8 @@ class NodeTable(Table):
     )
     spawn: bool = key(
         True,
-        "Whether the controller starts the agent on this machine. Otherwise the agent must be connected to the broker.",
+        "Whether the controller starts the agent on this machine. Otherwise the agent must be connected to the broker. "
+        "`testbed lab up` starts the agents of a `[box]`, whose nodes do not have this key.",
     )
     image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = key(
         0, "Limit for images of saved guests on the disk of an agent that this scenario starts; 0: none.", unit="MiB"

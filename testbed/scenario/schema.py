@@ -52,7 +52,8 @@ class Scenario(Table):
     lab: Name = key("local", "Name of the lab: a run uses the agents of this lab only.")
     policy: tuple[str, ...] = Field(
         min_length=1,
-        description="Scheduling policies; several run one after the other. `testbed policies` lists their names.",
+        description="Scheduling policies, which run one after the other; a string is a single policy. "
+        "`testbed policies` lists their names.",
         examples=[["EASY", "GreedyPM */per/OPT=MIN/MINVT=600"]],
     )
     period_s: Annotated[float, Field(ge=LEAST_PERIOD_S, le=MOST_TRACE_S, allow_inf_nan=False)] = key(

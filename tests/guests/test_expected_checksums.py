@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-import time
 from dataclasses import asdict
 
 import msgspec
@@ -99,20 +99,13 @@ def test_what_nobody_waits_for_ends_at_once():
             assert not thread.is_alive()
 
 
-def test_a_computation_that_nobody_waits_for_uses_little_cpu_time():
-    pace, used_s = Pace(), []
-
-    def compute() -> None:
-        assert message_digest(ENDLESS, pace.given_up) is None
-        used_s.append(time.thread_time())
-
-    thread = threading.Thread(target=compute)
-    began_s = time.monotonic()
-    thread.start()
-    time.sleep(1.0)  # the longer, the more exactly is the fraction known
-    pace.give_up()
-    thread.join()
-    assert 0.0 < used_s[0] < 4 * CORE_FRAC * (time.monotonic() - began_s)
+def test_a_computation_that_nobody_waits_for_rests_most_of_the_time(monkeypatch):
+    cpu_s = itertools.count(5.0, 0.002)
+    monkeypatch.setattr("node_agent.verifier.time.thread_time", lambda: next(cpu_s))
+    pace, rests = Pace(), []
+    pace._wanted.wait = rests.append
+    assert not any(pace.given_up() for _ in range(10))
+    assert rests == [pytest.approx(0.002 / CORE_FRAC - 0.002)] * 9
 
 
 def test_a_computation_that_somebody_waits_for_does_not_rest():
