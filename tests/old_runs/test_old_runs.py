@@ -134,16 +134,20 @@ def test_a_comparison_with_the_simulation_gives_the_same(name, run, check_pinned
 
 
 def test_disturbed_runs_are_left_out_of_comparisons_and_slower_cores_are_no_reason(name, run):
-    """The cores of the nested Xen nodes had 0.54 times their speed: the simulation follows that."""
+    """The cores of the nested Xen nodes had 0.54 times their speed: the simulation follows that.
+
+    On KVM the one operation that failed was a save that met the end of its guests.
+    """
     result = run_command(compare, run, "--json")
     found = json.loads(result.stdout)
-    if name == "xen":
-        assert (result.return_value, found["left_out"]) == (NOT_SHOWN_CODE, [])
-        (statistics,) = [group["statistics"] for group in found["groups"]]
-        assert statistics["max_stretch"]["mean_error_frac"] < 0.1 < statistics["max_stretch"]["raw_mean_error_frac"]
-    else:
+    if name == "processes":
         assert result.return_value == 1
         assert (found["left_out"], found["groups"]) == ([run.name], [])
+        return
+    assert (result.return_value, found["left_out"]) == (NOT_SHOWN_CODE, [])
+    (statistics,) = [group["statistics"] for group in found["groups"]]
+    if name == "xen":
+        assert statistics["max_stretch"]["mean_error_frac"] < 0.1 < statistics["max_stretch"]["raw_mean_error_frac"]
 
 
 def test_every_decision_is_made_again_bit_for_bit(name, run):
