@@ -47,6 +47,8 @@ on_controller_loss = "keep"
 recorders = ["killing"]
 [workload]
 trace = "jobs.csv"
+[programs]
+calibration_s = 2.5
 [migration]
 mechanism = "live"
 budget_s_per_gib = 7200

@@ -46,6 +46,8 @@ period_s = 60
 time_scale = 60
 [workload]
 trace = "jobs.csv"
+[programs]
+calibration_s = 2.5
 [migration]
 mechanism = "live"
 budget_s_per_gib = 7200
