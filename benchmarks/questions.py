@@ -1,14 +1,14 @@
-"""Try reasons why [RR]'s printed tables differ from ours: each changes the code, and a part of the tables is made anew.
+"""Test hypotheses about the differences between [RR]'s printed tables and ours: simulate tables with and without each.
 
     python benchmarks/questions.py --list
     TESTBED_TRACES=logs python benchmarks/questions.py --out questions > page.md
     python benchmarks/questions.py --out questions --only stretch-search > page.md
 
-A question is a file in `printed/questions`: what is asked, what print would have if the reason is right, what to change
-(a patch of this project's files, a factor, or the loads that count), and the campaigns that the change may affect. Each
-campaign is simulated with this code and with the patch, in a copy of the last commit. Nothing is adopted because it
-comes nearer to print: a reason counts as an explanation only if the values that it changes agree with print, by the
-rule of `against_print.py`, and no other value is lost.
+Each file in `printed/questions` is one hypothesis: a question, the printed values that it predicts, a change (a patch
+of this project's files, a factor, or the loads that count), and the campaigns that the change may affect. The script
+simulates each campaign with the last commit and with its patch, in copies. A hypothesis explains a difference only if
+the changed values agree with print, by the rule of `against_print.py`, and no other value stops agreeing. The project
+adopts no change only because it comes nearer to print.
 Campaigns that are complete in the folder `--out` for the same commit are not simulated again.
 """
 

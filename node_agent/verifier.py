@@ -1,7 +1,7 @@
 """Verification of guests' results: expected values are computed while a guest works, and compared at its end.
 
-The computation of long work takes seconds of CPU time, on the node that is measured. So it uses a small fraction of a
-core until somebody waits for its answer.
+The expected value of long work takes seconds of CPU time, on a node that is measured. So its computation uses a small
+fraction of a core until the guest is done.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from testbed.bus.messages import GuestSpec
 from testbed.errors import FailureCode
 
 CORE_FRAC = 0.05  # of a core, for the computation of one guest
-_MOST_GUESTS = 4096  # each has a thread: those that rest must not hold up others, nor other work of the agent
-_SLICE_S = 0.001
+_MOST_GUESTS = 4096  # each has a thread of its own: a resting thread must not delay other guests or the agent
+_SLICE_S = 0.001  # CPU time between two rests
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +50,7 @@ def work_out(task: Task, given_up: Callable[[], bool]) -> Answer:
 
 
 class Pace:
-    """Lets a computation that polls `given_up` use `CORE_FRAC` of a core, or a whole one once it is `wanted`."""
+    """Limits a computation that polls `given_up` to `CORE_FRAC` of a core, until `want` lifts the limit."""
 
     def __init__(self) -> None:
         self._wanted = threading.Event()
@@ -96,7 +96,9 @@ class Verifier:
     def forget(self, guest: str) -> None:
         """Abort the computation for a guest that has left."""
         if guest in self._expected:
-            self._expected.pop(guest)[1].give_up()
+            computing, pace = self._expected.pop(guest)
+            computing.cancel()  # in Python 3.11.2 a thread that reports to a closed event loop raises an error
+            pace.give_up()
 
     def close(self) -> None:
         """Abort all computations."""

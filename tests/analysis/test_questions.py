@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +14,7 @@ from testbed.errors import UserError
 from testbed.scheduling.campaign.file import load_campaign
 
 ROOT = Path(__file__).resolve().parents[2]
+Results = Callable[[Path, object, Path], list[dict[str, str]]]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks/printed/questions").glob("*.toml"))
 
 
@@ -27,6 +28,12 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(__import__("sys").modules, "questions", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def simulate_by(results: Results, questions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let questions take the results of campaigns from a function of the copy of the code, and make no copies."""
+    monkeypatch.setattr(questions, "copy_of", lambda _commit, _patch, folder: folder)
+    monkeypatch.setattr(questions, "simulate", results)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,8 +70,7 @@ def test_values_with_and_without_the_change_stand_side_by_side(
             for week in (1, 2, 3)
         ]
 
-    monkeypatch.setattr(questions, "copy_of", lambda _commit, _patch, folder: folder)
-    monkeypatch.setattr(questions, "simulate", results)
+    simulate_by(results, questions, monkeypatch)
     question = questions.read_question(questions.QUESTIONS / "stretch-search.toml")
     question = questions.Question(
         question.name, question.asks, question.expects, question.patch, 1.0, (), question.campaigns[:1]
@@ -92,8 +98,7 @@ def test_a_change_that_multiplies_needs_no_second_campaign(
             for seed in (1, 2, 3)
         ]
 
-    monkeypatch.setattr(questions, "copy_of", lambda _commit, _patch, folder: folder)
-    monkeypatch.setattr(questions, "simulate", results)
+    simulate_by(results, questions, monkeypatch)
     question = questions.read_question(questions.QUESTIONS / "bytes-once.toml")
     rows = [
         row for row in questions.answered(question, "commit", tmp_path)
@@ -115,8 +120,7 @@ def test_a_question_about_loads_takes_the_traces_of_some(
             for seed in (1, 2, 3) for load in (0.7, 0.8, 0.9)
         ]  # fmt: skip
 
-    monkeypatch.setattr(questions, "copy_of", lambda _commit, _patch, folder: folder)
-    monkeypatch.setattr(questions, "simulate", results)
+    simulate_by(results, questions, monkeypatch)
     question = questions.read_question(questions.QUESTIONS / "above-0-7.toml")
     means = [
         row for row in questions.answered(question, "commit", tmp_path)

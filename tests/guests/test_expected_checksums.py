@@ -86,7 +86,7 @@ def test_a_guest_is_verified_or_fails():
 ENDLESS = task(name="patterns", ranks=2, work_units=ENDLESS_UNITS, units_per_iteration=1)
 
 
-def test_what_nobody_waits_for_ends_at_once():
+def test_a_computation_ends_at_once_when_the_agent_does(caplog):
     async def main() -> None:
         verifier = Verifier()
         verifier.begin(spec_of(ENDLESS))
@@ -97,6 +97,7 @@ def test_what_nobody_waits_for_ends_at_once():
         if thread.name.startswith("expected checksum"):
             thread.join(HANG_S)
             assert not thread.is_alive()
+    assert not caplog.records, "a thread reported to the closed event loop"
 
 
 def test_a_computation_that_nobody_waits_for_rests_most_of_the_time(monkeypatch):

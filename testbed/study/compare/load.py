@@ -139,7 +139,7 @@ def owed_frac(run: LiveRun, caps: pl.DataFrame) -> float | None:
 def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
     """Return the core speed in the replay, relative to that while dedicated rates were measured; None if not recorded.
 
-    It is by the same quantile of the agents' probes as then, for the node that differs most.
+    The speed is the same quantile of the agents' probes as then, for the node that differs most.
     """
     before, quantile = probed_before(run)
     if before is None or "core_units_per_s" not in nodes.columns:
@@ -153,11 +153,11 @@ def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
 
 
 def probed_before(run: LiveRun) -> tuple[float | None, float]:
-    """Return the core speed in units/s by probes while rates were measured, and their quantile; None if unknown."""
+    """Return the probed core speed in units/s while rates were measured, None if unknown, and the quantile it is."""
     found = next((event for event in run.journal if isinstance(event, Calibration)), None)
-    return (
-        (None, 0.5) if found is None else (found.probed_units_per_s or None, min(max(found.probed_quantile, 0.0), 1.0))
-    )
+    if found is None:
+        return None, 0.5
+    return found.probed_units_per_s or None, min(max(found.probed_quantile, 0.0), 1.0)
 
 
 def of_node(run: LiveRun, nodes: pl.DataFrame, name: str) -> pl.DataFrame:
