@@ -194,7 +194,7 @@ def page(found: Sequence[Compared]) -> str:
         "statistic",
         "printed",
         "ours",
-        "of",
+        "of",  # a bound, or another name than the printed one
         "s.e. of difference",
         "",
     )
@@ -204,10 +204,16 @@ def page(found: Sequence[Compared]) -> str:
         mark = "" if each.agrees is None else "agrees" if each.agrees else "**differs**"
         lines.append(
             f"| {each.table} | {each.traces} | {each.algorithm.replace('*', chr(92) + '*')} | {each.measure} | "
-            f"{each.statistic} | {each.printed:,g} | {each.ours:,.4g} | {each.ours_of.replace('*', chr(92) + '*')} | "
+            f"{each.statistic} | {each.printed:,g} | {float(f'{each.ours:.4g}'):,.10g} | {_other_name(each)} | "
             f"{error} | {mark} |"
         )
     return "\n".join(lines)
+
+
+def _other_name(each: Compared) -> str:
+    """Return what else the name of our value says than that of the printed one, for Markdown."""
+    name, *bound = each.ours_of.split(", ")
+    return ", ".join((*([] if name == each.algorithm else [name]), *bound)).replace("*", chr(92) + "*")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from testbed.bus.drivers import traits_in
 from testbed.bus.telemetry import Telemetry
 from testbed.errors import RunError
 from testbed.lab.fleet import Node
-from testbed.lab.guests import prepare_jobs
+from testbed.lab.guests import cpu_ns_of_unit, prepare_jobs
 from testbed.lab.lab import Lab
 from testbed.scenario.schema import ServeTable
 from testbed.scheduling.workload.jobs import Job
@@ -126,7 +126,7 @@ async def measure(lab: Lab, jobs: Mapping[Shape, Job]) -> Dedicated:
             facts.memory_mib,
             lambda _job: lab.core_units_per_s,
             lab.addresses,
-            core_units_per_s=lab.core_units_per_s,
+            cpu_ns_per_unit=cpu_ns_of_unit(scenario.programs, facts, lab.core_units_per_s),
         )
         try:
             async with lab.job_of(prepared.specs) as alone:

@@ -16,15 +16,16 @@ from testbed.lab.guests import PreparedJob
 from testbed.measure.provenance import digest_of, packages, source
 from testbed.run import events
 from testbed.scenario.schema import Scenario
+from testbed.scenario.workload_tables import WorkMeasure
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.workload.jobs import Job
 
 
 def manifest_of(
     run: str, run_tag: str, scenario: Scenario, policy: Policy, fleet: Fleet, rates: Mapping[Shape, float],
-    recorder: Recorder, jobs: Iterable[Job],
+    recorder: Recorder, jobs: Iterable[Job], work: WorkMeasure,
 ) -> dict[str, object]:  # fmt: skip
-    """Return the manifest of a run whose replay begins now."""
+    """Return the manifest of a run whose replay begins now; `work` is the measure of the work of its jobs."""
     return {
         "run": run,
         "run_tag": run_tag,
@@ -37,6 +38,7 @@ def manifest_of(
         "versions": {"testbed": __version__, "python": platform.python_version(), **packages()},
         "controller": {"kernel": platform.release(), "cores": os.cpu_count()},
         "nodes": {node.name: msgspec.to_builtins(node.facts) for node in fleet.nodes},
+        "work": work,
         "units_per_core_s": by_name(rates),
         "clocks": {
             "anchor_unix_ns": recorder.anchor_ns,

@@ -16,7 +16,7 @@ from testbed.control.snapshot import Display
 from testbed.control.work_rates import MeasuredRates
 from testbed.lab.core_speed import measure_core
 from testbed.lab.fleet import Fleet
-from testbed.lab.guests import PreparedJob, prepare_jobs
+from testbed.lab.guests import PreparedJob, cpu_ns_of_unit, prepare_jobs
 from testbed.lab.lab import Lab, addresses_of
 from testbed.needs.estimator import NEED_WINDOW_S
 from testbed.run import events
@@ -103,10 +103,11 @@ class Preparation:
     def _prepare(
         self, jobs: Sequence[Job], fact: NodeFacts, rates: Mapping[Shape, float], addresses: Iterator[str]
     ) -> list[PreparedJob]:
+        cpu_ns = cpu_ns_of_unit(self._scenario.programs, fact, self._core_units_per_s())
         watch_s = NEED_WINDOW_S if watches_needs(self._policy) else 0.0
         return prepare_jobs(
             jobs, self._scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
-            addresses, core_units_per_s=self._core_units_per_s(), shared=isinstance(self._policy, SharingPolicy),
+            addresses, cpu_ns_per_unit=cpu_ns, shared=isinstance(self._policy, SharingPolicy),
             waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
             watch_s=watch_s, writes=self._scenario.migration.mechanism == CHEAPER,
         )  # fmt: skip

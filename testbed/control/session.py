@@ -44,7 +44,7 @@ from testbed.lab.bring_up import BringUp, dry_lab
 from testbed.lab.ended_by import ended_by_error_of
 from testbed.lab.fences import FenceBook, check_clocks, note_unenforced
 from testbed.lab.fleet import Fleet, limit_text
-from testbed.lab.guests import PreparedJob
+from testbed.lab.guests import PreparedJob, measure_of_work
 from testbed.lab.lab_record import LabRecord
 from testbed.lab.lease import holder_name
 from testbed.lab.leased import LeasedLab, lease_scenario
@@ -402,6 +402,7 @@ class _Session:
                 rates,
                 recorder,
                 [each.job for each in jobs],
+                measure_of_work(self.scenario.programs, fleet.facts(0)),
             )
         )
         recorder.journal(

@@ -12,6 +12,7 @@ from testbed.bus.need_profile import WHOLE
 from testbed.errors import UserError
 from testbed.lab.guest_specs import program_spec
 from testbed.scenario.schema import ProgramsTable, Scenario
+from testbed.scenario.workload_tables import WorkMeasure
 from testbed.scheduling.workload.jobs import Job
 
 MOST_WORK_UNITS = 2**62
@@ -24,6 +25,17 @@ class PreparedJob:
     job: Job
     specs: tuple[GuestSpec, ...]
     trace_s_per_unit: float
+
+
+def measure_of_work(programs: ProgramsTable, facts: NodeFacts) -> WorkMeasure:
+    """Return the measure of the work of jobs on such nodes: by default CPU time where programs can read it."""
+    traits = traits_in(facts)
+    return programs.work or ("units" if traits.hypervisor or traits.simulated else "cpu-time")
+
+
+def cpu_ns_of_unit(programs: ProgramsTable, facts: NodeFacts, core_units_per_s: float) -> float:
+    """Return the CPU time in ns that a work unit is on such nodes with this core speed; 0 if work is in units."""
+    return 1e9 / core_units_per_s if measure_of_work(programs, facts) == "cpu-time" else 0.0
 
 
 def memory_of(job: Job, node_memory_mib: int) -> int:
@@ -47,7 +59,7 @@ def _program(
     run_wall_s: float,
     cores: float,
     units_per_core_s: float,
-    core_units_per_s: float,
+    cpu_ns_per_unit: float,
     seed: int,
 ) -> ProgramSpec:
     parallel = job.tasks > 1
@@ -65,7 +77,7 @@ def _program(
         topology=programs.topologies[job.job_id % len(programs.topologies)],
         imbalance=programs.imbalance,
         message_bytes=programs.message_bytes,
-        cpu_ns_per_unit=1e9 / core_units_per_s if programs.work == "cpu-time" else 0.0,
+        cpu_ns_per_unit=cpu_ns_per_unit,
         profile=programs.profile,
     )
 
@@ -79,7 +91,7 @@ def prepare_jobs(
     units_per_core_s: Callable[[Job], float],
     addresses: Iterator[str],
     *,
-    core_units_per_s: float,
+    cpu_ns_per_unit: float = 0.0,
     shared: bool = False,
     waits: bool = False,
     watch_s: float = 0.0,
@@ -89,10 +101,11 @@ def prepare_jobs(
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds on dedicated nodes: each
     task uses its real CPU need of a node's `cpus` cores, at `units_per_core_s(job)` work units per second and core.
-    Caps are fractions of the declared need. Each guest gets the next of `addresses`. Work that is measured as CPU time
-    is for a core with `core_units_per_s`. Guests that are `shared` compete for all cores of a node, each with its CPU
-    need as its share. With `waits` nodes record which tasks wait for which. With `watch_s` nodes estimate the CPU need
-    of tasks, in windows of that length. With `writes` nodes measure at which rates tasks write to memory. Raises
+    Caps are fractions of the declared need. Each guest gets the next of `addresses`. With `cpu_ns_per_unit` a work unit
+    is that CPU time, and otherwise a fixed amount of computation. Guests that are `shared` compete for all cores of a
+    node, each with its CPU need as its share. With `waits` nodes record which tasks wait for which. With `watch_s`
+    nodes estimate the CPU need of tasks, in windows of that length. With `writes` nodes measure at which rates tasks
+    write to memory. Raises
     `UserError` for a task with more work units than a guest can count, and for a task whose real need differs from the
     declared need while its program uses all the CPU that it gets.
     """
@@ -110,7 +123,7 @@ def prepare_jobs(
                 task=task,
                 program=_program(
                     job, task, scenario.programs, job.run_time_s / scenario.time_scale, real_cores, rate,
-                    core_units_per_s, scenario.seed,
+                    cpu_ns_per_unit, scenario.seed,
                 ),
                 cpu_cores=cpus if shared else cores,
                 share_cores=cores if shared else None,

@@ -14,6 +14,7 @@ from testbed.bus.need_profile import WHOLE, parts_of
 from testbed.scenario.keys import REQUIRED, Fraction, Name, NonNegative, Positive, Table, key
 
 ExchangePeriod = Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)]
+WorkMeasure = Literal["units", "cpu-time"]
 Topology = Literal["linear", "ring", "mesh", "torus", "all-to-all", "tree"]
 
 
@@ -104,10 +105,12 @@ class ProgramsTable(Table):
         unit="s",
         example=10,
     )
-    work: Literal["units", "cpu-time"] = key(
-        "units",
+    work: WorkMeasure | None = key(
+        None,
         "Measure of a job's work: `units`, or the CPU time that these units take at the measured speed. With "
-        "`cpu-time` jobs do not take longer on slower cores. Virtual machines support `units` only.",
+        "`cpu-time` jobs do not take longer on slower cores. By default CPU time, and units in virtual machines, which "
+        "support nothing else.",
+        example="units",
     )
     profile: str | None = key(
         None,

@@ -17,7 +17,7 @@ from testbed.bus.messages import NodeFacts
 from testbed.bus.traits import DriverTraits
 from testbed.control.admission import check_clock
 from testbed.errors import UserError
-from testbed.lab.guests import prepare_jobs
+from testbed.lab.guests import cpu_ns_of_unit, measure_of_work, prepare_jobs
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.workload.jobs import Job
 
@@ -76,7 +76,7 @@ def test_units_of_work_are_all_counted() -> None:
     assert [units.counted(iteration) for iteration in range(units.iterations)] == [70] * 14 + [20]
 
 
-def scenario(work: str) -> Scenario:
+def scenario(work: str | None) -> Scenario:
     return Scenario.model_validate(
         {"name": "a", "policy": "FCFS", "workload": {"trace": "a.csv"}, "nodes": [{"name": "n"}],
          "programs": {"work": work, "iteration_s": 0.5}},
@@ -87,19 +87,36 @@ def test_jobs_get_the_cpu_time_of_a_core_of_the_measured_speed() -> None:
     """An MPI job alone does 60,000 units per second on a core that can do 80,000: it has 3/4 of the time."""
     (job,) = prepare_jobs(
         [Job(1, 0.0, 2, 1.0, 0.2, 10.0)], scenario("cpu-time"), "r", 0.5, 1024, lambda _job: 60_000.0,
-        iter(["10.77.0.1/16", "10.77.0.2/16"]), core_units_per_s=80_000.0,
+        iter(["10.77.0.1/16", "10.77.0.2/16"]), cpu_ns_per_unit=12_500.0,
     )  # fmt: skip
     program = job.specs[0].program
+    assert cpu_ns_of_unit(scenario("cpu-time").programs, node(DriverTraits()), 80_000.0) == 12_500.0
     assert program.cpu_ns_per_unit == 12_500.0
     assert program.work_units * program.cpu_ns_per_unit / 1e9 == pytest.approx(10.0 * 0.5 * 60 / 80)
 
 
-def test_virtual_machines_have_no_such_work() -> None:
-    facts = NodeFacts(
+def node(traits: DriverTraits) -> NodeFacts:
+    return NodeFacts(
         cpus=1.0, memory_mib=1024, machine_cores=2, machine_memory_mib=24_105, cpu_model="any", kernel="6",
-        driver="libvirt", capabilities=("start",), versions={}, address="192.0.2.7", image_port=4000,
-        image_free_mib=1000, guest_floor_mib=64, programs=("eatcpu",), traits=DriverTraits(hypervisor="qemu"),
+        driver="any", capabilities=("start",), versions={}, address="192.0.2.7", image_port=4000,
+        image_free_mib=1000, guest_floor_mib=64, programs=("eatcpu",), traits=traits,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("traits", "expected"),
+    [(DriverTraits(), "cpu-time"), (DriverTraits(hypervisor="qemu"), "units"), (DriverTraits(simulated=True), "units")],
+)
+def test_work_is_cpu_time_by_default_where_programs_can_read_it(traits: DriverTraits, expected: str) -> None:
+    facts = node(traits)
+    assert measure_of_work(scenario(None).programs, facts) == expected
+    assert measure_of_work(scenario("units").programs, facts) == "units"
+    assert (cpu_ns_of_unit(scenario(None).programs, facts, 1e5) > 0.0) == (expected == "cpu-time")
+    check_clock({"n": facts}, scenario(None))
+
+
+def test_virtual_machines_have_no_such_work() -> None:
+    facts = node(DriverTraits(hypervisor="qemu"))
     check_clock({"n": facts}, scenario("units"))
     with pytest.raises(UserError, match=r"^programs\.work = 'cpu-time': programs in the virtual machines of node n "):
         check_clock({"n": facts}, scenario("cpu-time"))

@@ -57,6 +57,19 @@ def test_the_page_from_what_is_kept_is_the_page_of_the_campaign(tmp_path: Path) 
     assert against_print.page(against_print.compare(kept)) == page
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "ours_of", "ours", "shown"),
+    [
+        ("FCFS", "FCFS, fluid", 20440.3, "20,440 | fluid |"),
+        ("EASY", "EASY/2011, fluid", 0.0123456, "0.01235 | EASY/2011, fluid |"),
+        ("Greedy */OPT=MIN", "Greedy */OPT=MIN", 1.0, "1 |  |"),
+    ],
+)
+def test_values_are_written_out_and_names_once(algorithm: str, ours_of: str, ours: float, shown: str) -> None:
+    row = against_print.Compared("2", "real-world", algorithm, "degradation", "mean", ours_of, 1.0, ours, 0.0, True)
+    assert f"| {shown}" in against_print.page([row]).splitlines()[-1]
+
+
 def test_a_missing_campaign_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.csv.xz").write_bytes(b"no archive")
     for name in ("none", "broken.csv.xz"):

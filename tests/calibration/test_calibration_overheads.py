@@ -149,6 +149,31 @@ def test_levels_begin_with_one_task(tmp_path):
     assert np.all(simulated(found, tmp_path).save_s >= 0.0)
 
 
+@pytest.mark.parametrize(
+    ("fixed_s", "s_per_gb", "expected"), [(0.5, 0.0, (0.5, 0.0)), (0.5, 2.0, (0.5, 2.0)), (-1.0, 2.0, None)]
+)
+def test_starts_of_several_tasks_exceed_those_of_one_by_a_line_of_memory(
+    fixed_s: float, s_per_gb: float, expected: tuple[float, float] | None
+) -> None:
+    trials = synthetic_trials(8, only=("save-restore", "start"))
+    several = [
+        msgspec.structs.replace(
+            one, trial=1000 + one.trial, condition={**one.condition, "tasks": 2},
+            observations=[
+                {**each, "ready_s": each["ready_s"] + fixed_s + s_per_gb * one.condition["memory_mib"] * 2**20 / 1e9}
+                for each in one.observations
+            ],
+        )
+        for one in trials.of("start")
+    ]  # fmt: skip
+    found = calibrate_from(Trials(trials.begin, [*trials.outcomes, *several])).overheads.parallel
+    if expected is None:  # below 0 at no memory: a line through 0 and the largest
+        assert found["start_s"] == 0.0
+        assert 0.0 < found["start_s_per_gb"] < s_per_gb
+    else:
+        assert (found["start_s"], found["start_s_per_gb"]) == pytest.approx(expected, abs=0.15)
+
+
 def test_what_jobs_of_several_tasks_take_beyond_one_is_told_and_simulated(tmp_path):
     """The save of an MPI job takes a second longer than that of a guest of its memory, its resume two seconds."""
     trials = synthetic_trials(6, only=("save-restore", "start"))
@@ -172,8 +197,8 @@ def test_what_jobs_of_several_tasks_take_beyond_one_is_told_and_simulated(tmp_pa
     found = calibrate_from(Trials(trials.begin, [*trials.outcomes, *jobs]))
     assert found.overheads.save_s == alone.overheads.save_s, "the save of a single task is unchanged"
     assert found.overheads.parallel == {
-        "start_s": 0.0, "save_s": pytest.approx(1.0, abs=0.1), "resume_s": pytest.approx(2.0, abs=0.2),
-        "migration_s": pytest.approx(3.0, abs=0.3),
+        "start_s": 0.0, "start_s_per_gb": 0.0, "save_s": pytest.approx(1.0, abs=0.1),
+        "resume_s": pytest.approx(2.0, abs=0.2), "migration_s": pytest.approx(3.0, abs=0.3),
     }  # fmt: skip
     live = {**trials.begin, "migration": "live"}
     moved = synthetic_trials(6, only=("live-migration",)).outcomes

@@ -181,6 +181,26 @@ def test_nodes_of_one_machine_share_what_moving_takes(
     assert twin.overheads.per_node is per_node
 
 
+@pytest.mark.parametrize(
+    ("work", "old", "measured"),
+    [("units", None, True), ("cpu-time", None, False), (None, "cpu-time", False), (None, "units", True)],
+)
+def test_work_that_is_cpu_time_progresses_at_the_yield(
+    tmp_path: Path, work: str | None, old: str | None, measured: bool
+) -> None:
+    """Manifests of earlier versions have the measure in their scenario only."""
+    result, _ = rehearse(tmp_path, five_jobs())
+    path = result.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["work"] == "units"  # a dry run
+    manifest["scenario"]["programs"]["work"] = old
+    del manifest["work"]
+    path.write_text(json.dumps(manifest if work is None else {**manifest, "work": work}))
+    (tmp_path / "calibration.toml").write_text(CALIBRATION)
+    twin = simulate_run(result.path, parse_overheads(str(tmp_path / "calibration.toml")))
+    assert (twin.overheads.progress is not None) == measured
+
+
 def test_a_dry_run_and_its_simulation_agree(tmp_path: Path) -> None:
     result, _ = rehearse(tmp_path, five_jobs())
     found = difference(read_timeline(result.path).schedule(), simulate_run(result.path).schedule)

@@ -372,7 +372,7 @@ def test_the_compiled_loops_come_to_the_bits_of_the_plain_ones_with_all_of_it(tm
     file = tmp_path / "calibration.toml"
     file.write_text(FILE)
     measured = parse_overheads(f"{file}#extrapolate")
-    overheads = replace(measured, parallel=ParallelExtra(0.5, 0.25, 1.0, 2.0)).scaled(20.0)
+    overheads = replace(measured, parallel=ParallelExtra(0.5, 0.25, 1.0, 2.0, 0.75)).scaled(20.0)
     jobs = synthetic_trace(16, 60, 3)
     for name in ("GreedyPM */per/OPT=MIN/MINVT=600", "MCB8 */OPT=MIN/MINVT=600", "/stretch-per/OPT=MAX", "EASY"):
         plain = simulate(jobs, 16, parse(name), overheads, compiling=NEVER)
@@ -394,6 +394,13 @@ def test_jobs_of_several_tasks_take_longer_where_that_was_measured():
     run = simulate(jobs, 2, parse("GreedyP */OPT=MIN"), more, debug=True, compiling=NEVER)
     assert run.preemptions.tolist() == [1, 0]
     assert run.end_s.tolist() == [105.0 + 3.0 + 10.0 + 7.0, 50.0 + 3.0 + 10.0]
+    large = replace(free, parallel=ParallelExtra(start_s=5.0, start_s_per_gb=10.0))
+    for policy in ("FCFS", "Greedy */OPT=MIN"):  # 0.2 of a node of 8 GB
+        run = simulate([pair], 2, parse(policy), large, node_memory_gb=8.0, compiling=NEVER)
+        assert run.end_s.tolist() == [pytest.approx(100.0 + 5.0 + 16.0)]
+        run = simulate([serial], 2, parse(policy), large, node_memory_gb=8.0, compiling=NEVER)
+        assert run.end_s.tolist() == [100.0]
+    assert large.scaled(2.0).parallel == ParallelExtra(start_s=10.0, start_s_per_gb=20.0)
     assert more.scaled(2.0).parallel == ParallelExtra(10.0, 6.0, 14.0, 18.0)
     with pytest.raises(ValueError, match=r"parallel\.save_s must be finite and not negative"):
         ParallelExtra(save_s=-1.0)

@@ -23,7 +23,7 @@ from testbed.scheduling.policies.capacity import offsets
 from testbed.scheduling.policies.state import Mask
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
-from testbed.scheduling.simulation.overheads import OverheadTable, constant, overhead_s, progress_rate
+from testbed.scheduling.simulation.overheads import OverheadTable, constant, extra_start_s, overhead_s, progress_rate
 from testbed.scheduling.simulation.run import DECISION, START, Recording, SimulatedRun
 from testbed.scheduling.workload.jobs import Job
 
@@ -186,7 +186,7 @@ def note_starts(started: Ints, overheads: OverheadTable, machine: Machine, jobs:
     for row in started:
         took_s = overhead_s(overheads.penalties, overheads.beyond.start_s, float(at_once), machine.mem_req_frac[row])
         if jobs.tasks[row] > 1:
-            took_s += overheads.beyond.more_start_s
+            took_s += extra_start_s(overheads, machine.mem_req_frac[row])
         machine.penalty_s[row] = took_s
 
 

@@ -19,7 +19,13 @@ from testbed.scheduling.places import match_nodes
 from testbed.scheduling.policies.capacity import CAPACITY_FRAC
 from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
-from testbed.scheduling.simulation.overheads import ExtraOverheads, OverheadTable, overhead_s, progress_rate
+from testbed.scheduling.simulation.overheads import (
+    ExtraOverheads,
+    OverheadTable,
+    extra_start_s,
+    overhead_s,
+    progress_rate,
+)
 from testbed.scheduling.simulation.run import MIGRATION, PREEMPTION, RESUME, START
 from testbed.scheduling.simulation.world import PendingMoves, World
 from testbed.scheduling.workload.jobs import Job
@@ -143,7 +149,7 @@ def seconds_of(
         took_s = overhead_s(penalties, penalties.migration_s, float(with_it), mem_req_frac)
         return took_s + (beyond.more_migration_s if several else 0.0)
     took_s = overhead_s(penalties, beyond.start_s, float(with_it), mem_req_frac)
-    return took_s + (beyond.more_start_s if several else 0.0)
+    return took_s + (extra_start_s(overheads, mem_req_frac) if several else 0.0)
 
 
 @lean_kernel

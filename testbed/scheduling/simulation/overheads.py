@@ -22,6 +22,7 @@ DEFAULT_PENALTY_S = 300.0  # [RR 5.1]
 DEFAULT_NODE_MEMORY_GB = 8.0  # [RR 5.1]: 1 TB on 128 nodes
 _SECONDS = ("resume_s", "migration_s", "start_s", "save_s")
 _GRIDS = (*_SECONDS, "transfer_s")
+_EXTRA = (*_SECONDS, "start_s_per_gb")
 SAVE_AND_RESTORE, LIVE = "save-restore", "live"  # ways of a migration, and mechanisms of a scenario
 _ENDS = np.array([0.0, 1.0])
 
@@ -53,6 +54,7 @@ class ExtraOverheads(NamedTuple):
     serial_rates: Floats  # (Y + 1,)
     parallel_rates: Floats  # (Y + 1,)
     more_start_s: float  # extra seconds of jobs of several tasks, beyond the tables
+    more_start_s_per_gb: float  # and of each task's memory
     more_save_s: float
     more_resume_s: float
     more_migration_s: float
@@ -69,23 +71,24 @@ class OverheadTable(NamedTuple):
 class ParallelExtra:
     """Extra seconds of jobs of several tasks, beyond the tables, which are for one task.
 
-    Such jobs start MPI, and their tasks stop and continue together. Raises ValueError for seconds that are negative or
-    not finite.
+    Such jobs start MPI, and their tasks stop and continue together. A start also takes `start_s_per_gb` for each 1e9
+    bytes of a task's memory. Raises ValueError for seconds that are negative or not finite.
     """
 
     start_s: float = 0.0
     save_s: float = 0.0
     resume_s: float = 0.0
     migration_s: float = 0.0
+    start_s_per_gb: float = 0.0
 
     def __post_init__(self) -> None:
-        for kind in _SECONDS:
+        for kind in _EXTRA:
             if not 0.0 <= getattr(self, kind) < inf:
                 raise ValueError(f"parallel.{kind} must be finite and not negative")
 
     def scaled(self, factor: float) -> ParallelExtra:
         """Return all seconds times `factor`."""
-        return ParallelExtra(**{kind: factor * getattr(self, kind) for kind in _SECONDS})
+        return ParallelExtra(**{kind: factor * getattr(self, kind) for kind in _EXTRA})
 
 
 _NOTHING = ParallelExtra()
@@ -183,14 +186,14 @@ class Overheads:
         )
         bent = None if self.progress is None or self.progress.is_the_yield else self.progress
         more = self.parallel
-        starts = bool(np.any(start_s > 0.0)) or more.start_s > 0.0
+        starts = bool(np.any(start_s > 0.0)) or more.start_s > 0.0 or more.start_s_per_gb > 0.0
         saves = bool(np.any(save_s > 0.0)) or more.save_s > 0.0
         yields, serial, parallel = [_ENDS] * 3 if bent is None else bent.from_zero()
         has_any = starts or saves or self.per_node or bent is not None
         beyond = ExtraOverheads(
             has_any, starts, starts or saves, self.per_node, bent is not None, self.migrates == SAVE_AND_RESTORE,
             self.migrates == LIVE, start_s, save_s, transfer_s, yields, serial, parallel, more.start_s,
-            more.save_s, more.resume_s, more.migration_s,
+            more.start_s_per_gb, more.save_s, more.resume_s, more.migration_s,
         )  # fmt: skip
         return OverheadTable(penalties, beyond)
 
@@ -250,6 +253,13 @@ def overhead_s(table: PenaltyTable, seconds: Floats, concurrent_tasks: float, me
             below += right * (seconds[level + 1, point + 1] - seconds[level + 1, point])
         value += down * (below - value)
     return max(float(value), 0.0)
+
+
+@lean_kernel
+def extra_start_s(overheads: OverheadTable, mem_req_frac: float) -> float:
+    """Return the seconds by which the start of several tasks of this memory exceeds that of one task."""
+    beyond = overheads.beyond
+    return beyond.more_start_s + beyond.more_start_s_per_gb * mem_req_frac * overheads.penalties.node_memory_gb
 
 
 @lean_kernel

@@ -80,9 +80,10 @@ class _Parallel(BaseModel):
     save_s: _Seconds = 0.0
     resume_s: _Seconds = 0.0
     migration_s: _Seconds = 0.0
+    start_s_per_gb: _Seconds = 0.0
 
     def extra(self) -> ParallelExtra:
-        return ParallelExtra(self.start_s, self.save_s, self.resume_s, self.migration_s)
+        return ParallelExtra(**self.model_dump())
 
 
 class _Table(BaseModel):

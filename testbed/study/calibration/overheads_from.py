@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from testbed.measure.robust import Interval
 from testbed.scheduling.simulation.overheads import LIVE, SAVE_AND_RESTORE
 from testbed.study.calibration.experiments.live_migration import LiveMigration
 from testbed.study.calibration.experiments.mpi_save_restore import MpiSaveRestore
@@ -116,24 +117,51 @@ def _parallel(
     """Return the additional seconds of jobs of several tasks over as many independent tasks at once.
 
     A value is 0 unless its whole 95 % interval is above 0. Return None if such jobs were not measured. A guest that
-    migrates live is neither saved nor restored, so its migration takes no more in such a job.
+    migrates live is neither saved nor restored, so its migration takes no more in such a job. A start may take more the
+    larger the tasks are, as in a line through the smallest and the largest memory that was measured.
     """
     jobs = [outcome for outcome in trials.of(MpiSaveRestore.name) if not outcome.condition.get("moved")]
     begun = [outcome for outcome in trials.of(Start.name) if (number(outcome.condition, "tasks") or 1) > 1]
     saves = _beyond(trials, jobs, ("save_s",), save)
     resumes = _beyond(trials, jobs, ("restore_s", "first_progress_s"), resume)
-    starts = None if start is None else _beyond(trials, begun, ("ready_s",), start)
+    starts = None if start is None else _starts_beyond(trials, begun, start)
     if saves is None and starts is None:
         return None
-    found = {"start_s": starts or 0.0, "save_s": saves or 0.0, "resume_s": resumes or 0.0}
+    found = {**(starts or {"start_s": 0.0, "start_s_per_gb": 0.0}), "save_s": saves or 0.0, "resume_s": resumes or 0.0}
     return {**found, "migration_s": found["save_s"] + found["resume_s"] if by_images else 0.0}
 
 
 def _beyond(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], fit: TimeFit) -> float | None:
-    """Return the median excess of observed times over the expected times of a fit, None without observations.
+    """Return the median excess, None without observations; it is 0 if its 95 % interval is not above 0."""
+    found = _excess(trials, outcomes, names, fit)
+    return None if found is None else round(found.value, 6) if found.low > 0.0 else 0.0
 
-    It is 0 if its 95 % interval is not above 0.
-    """
+
+def _starts_beyond(trials: Trials, begun: Sequence[Outcome], start: TimeFit) -> dict[str, float] | None:
+    """Return the excess of starts: constant, or a line if that of the largest memory is shown to exceed the least's."""
+    constant_s = _beyond(trials, begun, ("ready_s",), start)
+    if constant_s is None:
+        return None
+    of_size: dict[float, list[Outcome]] = {}
+    for outcome in begun:
+        of_size.setdefault(number(outcome.condition, "memory_mib") or 0.0, []).append(outcome)
+    ends = [(mib, _excess(trials, of_size[mib], ("ready_s",), start)) for mib in (min(of_size), max(of_size))]
+    (least_mib, least), (most_mib, most) = ends
+    if least is None or most is None or most.low <= max(least.high, 0.0):
+        return {"start_s": constant_s, "start_s_per_gb": 0.0}
+    fixed_s, s_per_gb = _line(least_mib, least.value, most_mib, most.value)
+    return {"start_s": fixed_s, "start_s_per_gb": s_per_gb}
+
+
+def _line(least_mib: float, least_s: float, most_mib: float, most_s: float) -> tuple[float, float]:
+    """Return the seconds at no memory, at least 0, and the seconds per 1e9 bytes of the line through two points."""
+    least_gb, most_gb = (mib * GB_PER_MIB for mib in (least_mib, most_mib))
+    fixed_s = max(least_s - (most_s - least_s) / (most_gb - least_gb) * least_gb, 0.0)
+    return round(fixed_s, 6), round((most_s - fixed_s) / most_gb, 6)
+
+
+def _excess(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], fit: TimeFit) -> Interval | None:
+    """Return the median excess of observed times over the expected times of a fit, None without observations."""
     nodes = trials.begin.get("nodes", {})
     machines = len({facts.get("address") for facts in nodes.values()})
     found = Column()
@@ -145,8 +173,7 @@ def _beyond(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], f
             found.add(value - expected_s, trial)
     if not found.values:
         return None
-    interval = median_interval(found.values, units_of(outcomes, found.trials))
-    return round(interval.value, 6) if interval.low > 0.0 else 0.0
+    return median_interval(found.values, units_of(outcomes, found.trials))
 
 
 def _columns(outcome: Outcome, names: Sequence[str]) -> tuple[list[float], list[int]]:

@@ -17,7 +17,7 @@ from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S
 from testbed.scheduling.simulation.simulate import can_pace
 from testbed.scheduling.simulation.speeds import NodeSpeeds
-from testbed.study.compare.live import LiveRun, work_is_cpu_time
+from testbed.study.compare.live import LiveRun
 from testbed.study.compare.load import of_node, probed_before, replay_s, seconds
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ def core_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
 def followed_speeds(run: LiveRun, nodes: pl.DataFrame) -> NodeSpeeds | None:
     """Return the speeds that a simulation of the run uses; None if it uses constant speeds."""
     policy = parse(run.facts.policy, run.period_s or DEFAULT_PERIOD_S)
-    if work_is_cpu_time(run.facts) or not can_pace(policy):
+    if run.facts.work_is_cpu_time or not can_pace(policy):
         return None
     return core_speeds(run, nodes)
 

@@ -35,12 +35,6 @@ class LiveRun:
         return None if value is None else float(value)
 
 
-def work_is_cpu_time(run: RunFacts) -> bool:
-    """Return whether the work of a run's jobs is CPU time, so that the speed of cores does not matter."""
-    programs = (run.manifest.get("scenario") or {}).get("programs") or {}
-    return bool(programs.get("work") == "cpu-time")
-
-
 def read_live(path: Path) -> LiveRun:
     """Read a run directory, complete or not. Raises `UserError` if it is missing, broken, or no run directory."""
     if not path.is_dir():
@@ -78,6 +72,8 @@ def conditions_of(run: RunFacts) -> str:
     ]
     nodes = [[facts.get(name) for name in _NODE_FACTS] for facts in run.manifest.get("nodes", {}).values()]
     programs = {key: value for key, value in (scenario.get("programs") or {}).items() if key != "units_per_core_s"}
+    if work := run.manifest.get("work"):  # resolved, where the scenario has the default
+        programs["work"] = work
     rest = [programs, scenario.get("migration"), run.tau_s]
     text = json.dumps([jobs, nodes, run.time_scale, run.seed, rest], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -16,7 +16,7 @@ from testbed.measure.frames import load_points
 from testbed.run import events
 from testbed.study.compare.core_speeds import followed_speeds, guest_speed_gap
 from testbed.study.compare.decisions import PERIODIC, SUBMISSION
-from testbed.study.compare.live import LiveRun, work_is_cpu_time
+from testbed.study.compare.live import LiveRun
 from testbed.study.compare.load import core_speed, foreign_load, owed_frac, sampling
 
 _MEASUREMENTS = ("node", "guest", "cap", "cap_drift", "controller")
@@ -158,7 +158,7 @@ def _cpu(run: LiveRun, points: Mapping[str, pl.DataFrame], limits: Limits) -> It
     owed = owed_frac(run, points["cap"])
     yield Finding("owed", "CPU time that serial jobs did not get, as a fraction of that under their caps", owed,
                   limits.owed_frac, "", why="no window of constant cap of a job that uses all CPU time")  # fmt: skip
-    if work_is_cpu_time(run.facts):
+    if run.facts.work_is_cpu_time:
         return
     speeds = followed_speeds(run, points["node"])
     if speeds is None:

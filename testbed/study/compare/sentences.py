@@ -35,7 +35,7 @@ def repeats(group: Group) -> str:
 def core_speed(group: Group) -> str:
     """Return a sentence on the speed of cores in the simulation."""
     if group.of_cpu_time:
-        return "the work of jobs is CPU time: the speed of cores does not matter"
+        return "the work of jobs is CPU time: the speed of cores does not matter, and progress is the yield"
     if not group.corrected:
         return "simulated on nodes of constant speed: the speed of cores was not recorded, or no model can follow it"
     count = len(group.pairs)

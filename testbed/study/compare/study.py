@@ -13,7 +13,7 @@ from testbed.study.compare.accounting import Parts, mean_parts
 from testbed.study.compare.alignment import align
 from testbed.study.compare.core_speeds import followed_speeds
 from testbed.study.compare.equivalence import DIFFERENT, EQUAL, NOT_SHOWN, Equivalence, equivalence
-from testbed.study.compare.live import LiveRun, conditions_of, work_is_cpu_time
+from testbed.study.compare.live import LiveRun, conditions_of
 from testbed.study.compare.pairs import RunPair, pair, table
 from testbed.study.compare.quarantine import Health, Limits, examine
 from testbed.study.compare.statistics import STATISTICS, Band, Order, Spread, noise_band, order, spread
@@ -90,7 +90,7 @@ class Group:
     @property
     def of_cpu_time(self) -> bool:
         """Whether the work of jobs is CPU time, which is the same for all repeats."""
-        return work_is_cpu_time(self.pairs[0].run.facts)
+        return self.pairs[0].run.facts.work_is_cpu_time
 
     @cached_property
     def repeats_same_frac(self) -> float | None:

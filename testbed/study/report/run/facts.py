@@ -30,6 +30,12 @@ _WHOLE = frozenset(column.name for column in JOBS.columns if column.kind == "int
 _MAY_LACK = frozenset({"run_time_s", "start_time_s", "end_time_s", "stretch", "virtual_time_s"})
 
 
+def work_is_cpu_time(manifest: Mapping[str, Any]) -> bool:
+    """Return whether the work of jobs is CPU time, from the manifest of their run; old ones have only the scenario."""
+    programs = (manifest.get("scenario") or {}).get("programs") or {}
+    return bool((manifest.get("work") or programs.get("work")) == "cpu-time")
+
+
 @dataclass(frozen=True, slots=True)
 class JobRow:
     """A row of jobs.csv: times in trace seconds, `penalty_s` in wall seconds; None for steps not reached."""
@@ -103,6 +109,11 @@ class RunFacts:
     def seed(self) -> object:
         """The scenario's seed, None if unknown."""
         return self.manifest.get("seed")
+
+    @property
+    def work_is_cpu_time(self) -> bool:
+        """Whether the work of the run's jobs is CPU time, so that the speed of cores does not matter."""
+        return work_is_cpu_time(self.manifest)
 
     @property
     def complete(self) -> bool:

@@ -24,6 +24,7 @@ from testbed.scheduling.simulation.run import Placement, SimulatedRun
 from testbed.scheduling.simulation.simulate import can_pace, needs_of, simulate
 from testbed.scheduling.simulation.speeds import NodeSpeeds
 from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.run.facts import work_is_cpu_time
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
 from testbed.study.report.run.share_moves import simulated_moves
 
@@ -174,7 +175,8 @@ def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpee
     `overheads` default to the run's measured mean penalty, in trace seconds, for every resume and migration, or to none
     if the run measured none. Overheads of a file are wall seconds of the lab, and are multiplied by the run's time
     scale; those of other models are trace seconds already. If all nodes are on one machine, the number of tasks that
-    move at once is counted over the whole cluster instead of per node, because the nodes share cores and disk. Run
+    move at once is counted over the whole cluster instead of per node, because the nodes share cores and disk. Work in
+    CPU time progresses at the yield, because caps are CPU time; measured rates of progress are those of units. Run
     times are those on dedicated nodes (jobs.csv), and batch policies get the estimates that the run's policy got.
     Raises `UserError` if a file of the run is missing or broken, and as `simulate_schedule` does.
     """
@@ -203,10 +205,7 @@ def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpee
     if overheads is None:
         overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
         name = f"simulated, penalty {float(overheads.resume_s[0, 0]):.3g} s" if penalties_s else "simulated, no penalty"
-    elif overheads.wall_clock:
-        overheads = overheads.scaled(time_scale)
-    if overheads.per_node and _on_one_machine(manifest["nodes"]):
-        overheads = replace(overheads, per_node=False)
+    overheads = _in_run(overheads, manifest, time_scale)
     jobs = read_jobs(run / "jobs.csv", estimates, traced)
     needs = needs_of(jobs, policy, _needs_model(manifest["scenario"], time_scale))
     return simulate_schedule(
@@ -214,6 +213,16 @@ def simulate_run(run: Path, overheads: Overheads | None = None, speeds: NodeSpee
         sharing=_sharing(manifest["scenario"], time_scale), node_cores=node_cores,
         speeds=speeds if can_pace(policy) and needs is None else None, needs=needs,
     )  # fmt: skip
+
+
+def _in_run(overheads: Overheads, manifest: Mapping[str, Any], time_scale: float) -> Overheads:
+    if overheads.wall_clock:
+        overheads = overheads.scaled(time_scale)
+    if work_is_cpu_time(manifest):
+        overheads = replace(overheads, progress=None)
+    if overheads.per_node and _on_one_machine(manifest["nodes"]):
+        overheads = replace(overheads, per_node=False)
+    return overheads
 
 
 def _needs_model(scenario: Mapping[str, Any], time_scale: float) -> NeedsModel:
