@@ -24,9 +24,9 @@ from testbed.study.calibration.trials import read_trials
 
 DIED = "its machine is gone: QEMU ended"
 MOMENTS = 12
-AT_ONCE = ("enactment", "start", "transfer")  # their commands take no time without guests
+AT_ONCE = ("enactment", "start", "beside", "transfer")  # their commands take no time without guests
 WITH_GUESTS = (
-    "enactment", "start", "save-restore", "mpi-save-restore", "transfer", "live-migration", "cap-accuracy",
+    "enactment", "start", "beside", "save-restore", "mpi-save-restore", "transfer", "live-migration", "cap-accuracy",
     "cap-response", "proportionality", "isolation", "virtualisation",
 )  # fmt: skip
 

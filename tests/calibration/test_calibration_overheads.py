@@ -1,11 +1,14 @@
 """The tables that a simulation reads: measured values, on the measured grid, and never below 0."""
 
+import tomllib
+
 import msgspec
 import numpy as np
 import pytest
 from support.calibration.synthetic_lab import (
     AT_ONCE,
     BEGIN,
+    BESIDE_FRAC,
     FIRST_PROGRESS_S,
     LIVE_FELT_S,
     SIZES_MIB,
@@ -208,3 +211,80 @@ def test_what_jobs_of_several_tasks_take_beyond_one_is_told_and_simulated(tmp_pa
     assert by_copies.parallel["migration_s"] == 0.0, "a guest that migrates live is neither saved nor restored"
     extra = simulated(found, tmp_path).scaled(10.0).parallel
     assert extra.save_s == pytest.approx(10 * found.overheads.parallel["save_s"], rel=1e-5)
+
+
+def test_how_much_longer_operations_take_beside_each_running_guest_is_measured_and_simulated(tmp_path):
+    found = calibrate_from(synthetic_trials(8, only=("save-restore", "beside")))
+    assert found.overheads.beside == {
+        f"{name}_frac": pytest.approx(frac, abs=0.03) for name, frac in BESIDE_FRAC.items()
+    }
+    read = simulated(found, tmp_path).beside
+    assert {f"{name}_frac": getattr(read, f"{name}_frac") for name in BESIDE_FRAC} == found.overheads.beside
+    table = tomllib.loads((tmp_path / "calibration.toml").read_text())["overheads"]
+    assert table["beside"] == found.overheads.beside
+    for name, frac in BESIDE_FRAC.items():
+        (increase,) = found.find(f"beside_{name}_frac")
+        assert (increase.unit, increase.model, increase.n, dict(increase.condition)) == ("1", "constant", 24, {})
+        assert increase.low < frac < increase.high
+        ratios = {one.condition["neighbours"]: one for one in found.find(f"beside_{name}_ratio")}
+        assert sorted(ratios) == [1, 2, 3]
+        for neighbours, ratio in ratios.items():
+            assert ratio.value == pytest.approx(1.0 + frac * neighbours, rel=0.05)
+            assert (ratio.unit, ratio.n) == ("1", 8)
+
+
+def test_the_table_of_running_guests_follows_that_of_several_tasks(tmp_path):
+    trials = synthetic_trials(6, only=("save-restore", "start", "beside", "proportionality"))
+    several = [
+        msgspec.structs.replace(one, trial=1000 + one.trial, condition={**one.condition, "tasks": 2})
+        for one in trials.of("start")
+    ]
+    write_calibration(tmp_path / "c.toml", calibrate_from(Trials(trials.begin, [*trials.outcomes, *several])))
+    lines = (tmp_path / "c.toml").read_text().splitlines()
+    assert [line for line in lines if line.startswith("[overheads.")] == [
+        "[overheads.parallel]", "[overheads.beside]", "[overheads.progress]",
+    ]  # fmt: skip
+
+
+def as_alone(one):
+    """Return an observation of `beside` whose saves take no longer with neighbours, and restores take less time."""
+    return {**one, "beside_save_s": one["save_s"], "beside_resume_s": 0.9 * one["resume_s"]}
+
+
+@pytest.mark.parametrize(("blocks", "shown"), [(6, True), (1, False)])
+def test_an_operation_that_is_not_shown_to_take_longer_beside_guests_has_a_fraction_of_0(tmp_path, blocks, shown):
+    """A single trial of one condition has no interval, so it shows nothing."""
+    trials = synthetic_trials(blocks, only=("save-restore", "beside"))
+    changed = [
+        outcome
+        if outcome.experiment != "beside"
+        else msgspec.structs.replace(outcome, observations=[as_alone(one) for one in outcome.observations])
+        for outcome in trials.outcomes
+        if shown or outcome.condition.get("neighbours", 2) == 2
+    ]
+    found = calibrate_from(Trials(trials.begin, changed))
+    assert found.overheads.beside["save_frac"] == 0.0
+    assert found.overheads.beside["resume_frac"] == 0.0
+    assert (found.overheads.beside["start_frac"] > 0.3) == shown
+    assert simulated(found, tmp_path).beside.save_frac == 0.0
+
+
+def test_operations_that_take_no_time_alone_have_no_ratio():
+    trials = synthetic_trials(3, only=("save-restore", "beside"))
+    changed = [
+        outcome
+        if outcome.experiment != "beside"
+        else msgspec.structs.replace(outcome, observations=[{**one, "start_s": 0.0} for one in outcome.observations])
+        for outcome in trials.outcomes
+    ]
+    found = calibrate_from(Trials(trials.begin, changed))
+    assert found.find("beside_start_ratio") == found.find("beside_start_frac") == []
+    assert found.overheads.beside["start_frac"] == 0.0
+    assert found.overheads.beside["save_frac"] > 0.0
+
+
+def test_no_trial_beside_running_guests_leaves_the_table_out(tmp_path):
+    found = calibrate_from(synthetic_trials(3, only=("save-restore",)))
+    assert found.overheads.beside is None
+    simulated(found, tmp_path)
+    assert "beside" not in tomllib.loads((tmp_path / "calibration.toml").read_text())["overheads"]

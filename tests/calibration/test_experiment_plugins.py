@@ -34,8 +34,8 @@ from testbed.study.report.page import document as page_module
 from testbed.study.report.page.style import Absent, Chart
 
 BUILT_IN = (
-    "save-restore", "mpi-save-restore", "transfer", "live-migration", "start", "enactment", "bus", "decision",
-    "cap-accuracy", "cap-response", "share-accuracy", "proportionality", "isolation", "virtualisation",
+    "save-restore", "mpi-save-restore", "transfer", "live-migration", "start", "beside", "enactment", "bus",
+    "decision", "cap-accuracy", "cap-response", "share-accuracy", "proportionality", "isolation", "virtualisation",
 )  # fmt: skip
 
 HEAD = """
@@ -160,7 +160,7 @@ def test_experiments_load_without_what_only_figures_and_queries_need():
         "import sys\n"
         "from testbed.study.calibration.from_trials import calibrate_from\n"
         "from testbed.study.calibration.registry import known\n"
-        "assert len(known()) >= 14\n"
+        "assert len(known()) >= 15\n"
         "print(sorted({'matplotlib', 'polars', 'jinja2', 'numba'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

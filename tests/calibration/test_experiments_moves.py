@@ -34,6 +34,7 @@ CONDITIONS = {
     "transfer": {"memory_mib", "touched_frac", "concurrent"},
     "live-migration": {"memory_mib", "touched_frac", "concurrent"},
     "start": {"memory_mib", "tasks", "concurrent"},
+    "beside": {"neighbours"},
     "enactment": {"command", "guests"},
     "decision": {"policy", "jobs", "nodes"},
     "bus": set(),
@@ -44,6 +45,7 @@ OBSERVED = {
     "transfer": {"transfer_s", "image_mib"},
     "live-migration": {"migrate_s", "reported_s", "downtime_reported_s", "felt_s", "moved_mib", "rounds"},
     "start": {"start_s", "first_progress_s", "ready_s"},
+    "beside": {"running", "start_s", "save_s", "resume_s", "beside_start_s", "beside_save_s", "beside_resume_s"},
     "enactment": {"round_trip_s"},
     "decision": {"decide_s"},
     "bus": {"round_trip_s"},
@@ -195,6 +197,51 @@ def test_the_first_failure_ends_the_others_before_it_is_raised():
     assert ended == ["slow"]
 
 
+def test_neighbours_use_all_cores_of_the_node_of_the_guest_that_is_measured(monkeypatch):
+    """With starts and saves that take longer for each guest that runs on their node, the times follow that."""
+    import asyncio
+
+    start, save = NullDriver.start, NullDriver.save
+    ran = []  # cores of each guest on the node, at each start
+
+    async def slow_start(self, spec, cap_cores):
+        ran.append([guest.spec.cpu_cores for guest in self._guests.values()])
+        await asyncio.sleep(1.0 + 0.5 * len(self._guests))  # virtual
+        await start(self, spec, cap_cores)
+
+    async def slow_save(self, guest, at, image):
+        await asyncio.sleep(2.0 + 0.2 * (len(self._guests) - 1))  # virtual
+        return await save(self, guest, at, image)
+
+    monkeypatch.setattr(NullDriver, "start", slow_start)
+    monkeypatch.setattr(NullDriver, "save", slow_save)
+    trials = try_all("beside", lab_scenario(cpus=2.0), quick=False)
+    assert [condition for condition, _ in trials] == [{"neighbours": count} for count in (1, 2, 3)]
+    assert ran[:2] == [[], []], "a guest is discarded first, so that the first start of a session is not measured"
+    for condition, (seen,) in trials:
+        count = condition["neighbours"]
+        assert [pytest.approx(1.5 / count)] * count in ran, "0.5 of the two cores are for the measured guest"
+        assert seen["start_s"] == pytest.approx(seen["beside_start_s"] - 0.5 * count, abs=0.02)
+        assert seen["save_s"] == pytest.approx(2.0, abs=0.02)
+        assert seen["beside_save_s"] == pytest.approx(2.0 + 0.2 * count, abs=0.02)
+        assert seen["beside_resume_s"] == pytest.approx(seen["resume_s"], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("lab", "quick", "counts"),
+    [
+        (lab_of(), False, [1, 2, 3]),
+        (lab_of(), True, [2]),
+        (lab_of(memory_mib=200), False, [1, 2]),
+        (lab_of(memory_mib=130), True, [1]),
+        (lab_of(capabilities=(*SAVING, "whole", "accel:tcg")), False, [1, 2]),
+    ],
+)
+def test_there_are_as_many_neighbours_as_fit(lab, quick, counts):
+    (experiment,) = find_experiments(["beside"])
+    assert experiment.conditions(lab, quick=quick) == [{"neighbours": count} for count in counts]
+
+
 labs = st.builds(
     lab_of,
     nodes=st.integers(1, 6),
@@ -216,6 +263,7 @@ NEEDS = {  # capabilities, nodes; concurrent guests per node, by the number of n
     "transfer": (("save",), 2, lambda _nodes: 1),
     "live-migration": (("live",), 2, lambda _nodes: 1),
     "start": (("start",), 1, lambda _nodes: 1),
+    "beside": (("start", "save"), 1, lambda _nodes: 2),
     "enactment": (("start", "cap"), 1, lambda _nodes: 1),
 }
 
@@ -253,6 +301,7 @@ def test_conditions_always_fit(lab, quick):
             memory_mib = one.get("memory_mib", felt.least_mib(lab))
             tasks = [task % len(lab.facts) for task in range(one.get("tasks", 1))]
             guests = max(Counter(tasks).values()) * one.get("concurrent", one.get("guests", 1))
+            guests += one.get("neighbours", 0)
             assert felt.least_mib(lab) <= memory_mib
             assert guests * memory_mib <= lab.memory_mib
             assert guests * felt.cores_of(lab) <= lab.cpus + 1e-9
@@ -292,6 +341,8 @@ def test_the_grid_of_saves_tells_memory_from_company(lab):
         ("live-migration", lab_of(), "capability 'live'"),
         ("mpi-save-restore", lab_of(memory_mib=100), "2 guests at once need 128 MiB"),
         ("start", lab_of(memory_mib=100, floor_mib=128), "a guest needs 128 MiB of memory, a node has room for 100"),
+        ("beside", lab_of(capabilities=("start", "cap")), "capability 'save'"),
+        ("beside", lab_of(memory_mib=127), "2 guests at once need 128 MiB of memory, a node has room for 127"),
         ("enactment", lab_of(capabilities=("start",)), "capability 'cap'"),
         ("save-restore", lab_of(free_mib=100), "has room for 25 MiB"),
     ],

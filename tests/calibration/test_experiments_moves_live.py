@@ -17,7 +17,7 @@ from testbed.scenario.schema import check_scenario
 from testbed.study.calibration.experiment import LabFacts
 from testbed.study.calibration.registry import find_experiments
 
-NAMES = ("enactment", "start", "save-restore", "mpi-save-restore", "transfer")
+NAMES = ("enactment", "start", "beside", "save-restore", "mpi-save-restore", "transfer")
 
 
 def smallest(condition):

@@ -36,6 +36,7 @@ FIGURES = {
     "live-migration": ("calibration_live",),
     "transfer": ("calibration_transfer",),
     "start": ("calibration_start",),
+    "beside": ("calibration_beside",),
     "cap-accuracy": ("calibration_caps",),
     "cap-response": ("calibration_response",),
     "share-accuracy": ("calibration_shares",),

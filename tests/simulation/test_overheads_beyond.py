@@ -17,7 +17,7 @@ from testbed.scheduling.simulation.batch import schedule_batch
 from testbed.scheduling.simulation.compiling import NEVER
 from testbed.scheduling.simulation.loop import run_loop
 from testbed.scheduling.simulation.measures import measure
-from testbed.scheduling.simulation.overheads import Overheads, ParallelExtra, constant
+from testbed.scheduling.simulation.overheads import BesideRunning, Overheads, ParallelExtra, constant
 from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.scheduling.simulation.progress import Progress
 from testbed.scheduling.simulation.simulate import simulate
@@ -372,7 +372,10 @@ def test_the_compiled_loops_come_to_the_bits_of_the_plain_ones_with_all_of_it(tm
     file = tmp_path / "calibration.toml"
     file.write_text(FILE)
     measured = parse_overheads(f"{file}#extrapolate")
-    overheads = replace(measured, parallel=ParallelExtra(0.5, 0.25, 1.0, 2.0, 0.75)).scaled(20.0)
+    overheads = replace(
+        measured, parallel=ParallelExtra(0.5, 0.25, 1.0, 2.0, 0.75), beside=BesideRunning(0.3, 0.2, 0.4)
+    )
+    overheads = overheads.scaled(20.0)
     jobs = synthetic_trace(16, 60, 3)
     for name in ("GreedyPM */per/OPT=MIN/MINVT=600", "MCB8 */OPT=MIN/MINVT=600", "/stretch-per/OPT=MAX", "EASY"):
         plain = simulate(jobs, 16, parse(name), overheads, compiling=NEVER)
@@ -380,6 +383,56 @@ def test_the_compiled_loops_come_to_the_bits_of_the_plain_ones_with_all_of_it(tm
         for field in FIELDS:
             np.testing.assert_array_equal(getattr(plain, field), getattr(found, field), err_msg=f"{name} {field}")
         assert plain.penalty_s.sum() > 0
+
+
+BESIDE = BesideRunning(start_frac=0.5, save_frac=0.25, resume_frac=1.0)
+
+
+@LOOPS
+@pytest.mark.parametrize(("per_node", "beside"), [(False, 3), (True, 2)])
+def test_a_start_takes_longer_for_each_task_that_runs_on_the_node_or_in_the_cluster(loop, per_node, beside):
+    """Jobs 0 and 1 run on node 0, job 2 on node 1, when job 3 starts on node 0."""
+    jobs = [job(0, 0, 100, cpu=0.25), job(1, 0, 100, cpu=0.25), job(2, 0, 100), job(3, 50, 10, cpu=0.25)]
+    before = {0: (0, 1.0), 1: (0, 1.0), 2: (1, 1.0)}
+    overheads = model(start_s=[[8.0]], beside=BESIDE, per_node=per_node)
+    run = loop(jobs, 2, Scripted({0: before, 50: {**before, 3: (0, 1.0)}}), overheads.table(8.0))
+    assert run.penalty_s.tolist() == [8.0, 8.0, 8.0, 8.0 * (1.0 + 0.5 * beside)], "the first three come together"
+    assert run.end_s[3] == 50.0 + run.penalty_s[3] + 10.0
+
+
+@LOOPS
+def test_saves_and_resumes_take_longer_beside_running_tasks_and_transfers_do_not(loop):
+    """Job 0 is paused beside job 1, for job 2, which needs its memory; then it resumes on node 1 beside job 3."""
+    jobs = [job(0, 0, 100, mem=0.75), job(1, 0, 200), job(2, 20, 50, mem=0.75), job(3, 0, 200)]
+    others = {1: (0, 1.0), 3: (1, 1.0)}
+    script = {0: {**others, 0: (0, 1.0)}, 20: {**others, 2: (0, 1.0)}, 75: {**others, 0: (1, 1.0)}}
+    overheads = model(save_s=[[4.0]], transfer_s=[[2.0]], beside=BESIDE, per_node=True)
+    run = loop(jobs, 2, Scripted(script), overheads.table(8.0))
+    saved_s, resumed_s = 4.0 * 1.25, 3.0 * 2.0 + 2.0
+    assert run.end_s[2] == 20.0 + saved_s + 50.0
+    assert run.end_s[0] == 75.0 + resumed_s + 80.0
+
+
+@LOOPS
+def test_models_without_starts_and_saves_know_no_neighbours(loop):
+    jobs = [job(0, 0, 100), job(1, 0, 200), job(2, 20, 20)]
+    script = {0: {0: (0, 1.0), 1: (0, 1.0)}, 20: {1: (0, 1.0), 2: (0, 1.0)}, 40: {0: (0, 1.0), 1: (0, 1.0)}}
+    run = loop(jobs, 1, Scripted(script), model(beside=BESIDE).table(8.0))
+    assert run.end_s[0] == 40.0 + 3.0 + 80.0
+
+
+@pytest.mark.parametrize(("per_node", "penalty_s"), [(False, 12.0), (True, 8.0)])
+@pytest.mark.parametrize("policy", ["FCFS", "EASY"])
+def test_batch_jobs_start_beside_busy_nodes_only_if_the_cluster_counts(policy, per_node, penalty_s):
+    jobs = [job(0, 0, 100), job(1, 50, 10)]
+    run = simulate(jobs, 2, parse(policy), model(start_s=[[8.0]], beside=BESIDE, per_node=per_node), compiling=NEVER)
+    assert run.penalty_s.tolist() == [8.0, penalty_s]
+    assert run.end_s.tolist() == [108.0, 60.0 + penalty_s]
+
+
+def test_fractions_of_neighbours_are_checked():
+    with pytest.raises(ValueError, match=r"beside\.save_frac must be finite and not negative"):
+        BesideRunning(save_frac=-0.1)
 
 
 def test_jobs_of_several_tasks_take_longer_where_that_was_measured():

@@ -164,7 +164,8 @@ def run_to_end(
         began_ns = clock_ns(scratch)
         started = start_jobs(backfill, before_shadow, time_s, count[FREE], queue, machine.ending, running, jobs)
         if overheads.beyond.starts:
-            note_starts(queue[:started], overheads, machine, jobs)
+            busy = machine.node_free.size - count[FREE]
+            note_starts(queue[:started], busy, overheads, machine, jobs)
         for place in range(started):
             _place(queue[place], time_s, machine, running + place)
         took_ns = clock_ns(scratch) - began_ns
@@ -176,18 +177,21 @@ def run_to_end(
 
 
 @lean_kernel
-def note_starts(started: Ints, overheads: OverheadTable, machine: Machine, jobs: BatchJobs) -> None:
-    """Set the costs of the first starts of one decision; a node has one task, so starts of a node never overlap."""
-    at_once = 1
+def note_starts(started: Ints, busy: int, overheads: OverheadTable, machine: Machine, jobs: BatchJobs) -> None:
+    """Set the costs of the first starts of one decision, when `busy` nodes of the cluster have a task already.
+
+    A node has one task, so starts on a node never overlap, and are beside no other task.
+    """
+    at_once, beside = 1, 0
     if not overheads.beyond.per_node:
-        at_once = 0
+        at_once, beside = 0, busy
         for row in started:
             at_once += jobs.tasks[row]
     for row in started:
         took_s = overhead_s(overheads.penalties, overheads.beyond.start_s, float(at_once), machine.mem_req_frac[row])
         if jobs.tasks[row] > 1:
             took_s += extra_start_s(overheads, machine.mem_req_frac[row])
-        machine.penalty_s[row] = took_s
+        machine.penalty_s[row] = took_s * (1.0 + overheads.beyond.beside_start_frac * beside)
 
 
 @lean_kernel

@@ -108,7 +108,7 @@ def begin_moves(
     """
     beyond = overheads.beyond
     if beyond.ordered or beyond.per_node:
-        count_by_node(changed, overheads, jobs, world, moves)
+        count_by_node(changed, active, overheads, jobs, cluster, world, moves)
     at_once = 0
     for index in range(changed):
         if costs(world.change[index], beyond.starts):
@@ -127,36 +127,50 @@ def begin_moves(
         if change != PREEMPTION and costs(change, beyond.starts):
             with_it = most_coming(index, jobs, world, moves) if beyond.per_node else at_once
             several, away = jobs.offset[row + 1] - jobs.offset[row] > 1, world.changed_away[index] > 0
-            took_s = seconds_of(change, overheads, with_it, jobs.mem_req_frac[row], several, away)
+            took_s = seconds_of(change, overheads, with_it, 0, jobs.mem_req_frac[row], several, away)
             world.free_at_s[row] = world.time_s[0] + took_s
 
 
 @lean_kernel
 def seconds_of(
-    change: int, overheads: OverheadTable, with_it: int, mem_req_frac: float, several: bool, elsewhere: bool
-) -> float:  # fmt: skip
+    change: int,
+    overheads: OverheadTable,
+    with_it: int,
+    beside: int,
+    mem_req_frac: float,
+    several: bool,
+    elsewhere: bool,
+) -> float:
     """Return the seconds that a change costs a job, of `several` tasks or one, when `with_it` tasks move at once.
 
-    `elsewhere`: a resume is on another node, which gets the image first.
+    `beside`: the tasks that run there meanwhile. `elsewhere`: a resume is on another node, which gets the image first.
     """
     penalties, beyond = overheads.penalties, overheads.beyond
     if change == RESUME:
         took_s = overhead_s(penalties, penalties.resume_s, float(with_it), mem_req_frac)
+        more_s = beyond.more_resume_s if several else 0.0
+        slower_s = (took_s + more_s) * beyond.beside_resume_frac * beside  # the transfer takes no longer
         if elsewhere:
             took_s += overhead_s(penalties, beyond.transfer_s, float(with_it), mem_req_frac)
-        return took_s + (beyond.more_resume_s if several else 0.0)
+        return took_s + more_s + slower_s
     if change == MIGRATION:
         took_s = overhead_s(penalties, penalties.migration_s, float(with_it), mem_req_frac)
-        return took_s + (beyond.more_migration_s if several else 0.0)
+        took_s += beyond.more_migration_s if several else 0.0
+        return took_s * (1.0 + beyond.beside_resume_frac * beside)
     took_s = overhead_s(penalties, beyond.start_s, float(with_it), mem_req_frac)
-    return took_s + (extra_start_s(overheads, mem_req_frac) if several else 0.0)
+    took_s += extra_start_s(overheads, mem_req_frac) if several else 0.0
+    return took_s * (1.0 + beyond.beside_start_frac * beside)
 
 
 @lean_kernel
-def saving_s(overheads: OverheadTable, with_it: int, mem_req_frac: float, several: bool) -> float:
-    """Return the seconds of a save of a job, of `several` tasks or one, when `with_it` tasks are saved at once."""
+def saving_s(overheads: OverheadTable, with_it: int, beside: int, mem_req_frac: float, several: bool) -> float:
+    """Return the seconds of a save of a job, of `several` tasks or one, when `with_it` tasks are saved at once.
+
+    `beside`: the tasks that run there meanwhile.
+    """
     took_s = overhead_s(overheads.penalties, overheads.beyond.save_s, float(with_it), mem_req_frac)
-    return took_s + (overheads.beyond.more_save_s if several else 0.0)
+    took_s += overheads.beyond.more_save_s if several else 0.0
+    return took_s * (1.0 + overheads.beyond.beside_save_frac * beside)
 
 
 def move_costs_s(jobs: Sequence[Job], overheads: OverheadTable) -> Floats:
@@ -166,7 +180,8 @@ def move_costs_s(jobs: Sequence[Job], overheads: OverheadTable) -> Floats:
     """
     return np.array([
         seconds_of(
-            MIGRATION, overheads, 1 if overheads.beyond.per_node else job.tasks, job.mem_req_frac, job.tasks > 1, False
+            MIGRATION, overheads, 1 if overheads.beyond.per_node else job.tasks, 0, job.mem_req_frac, job.tasks > 1,
+            False,
         )
         for job in jobs
     ], dtype=np.float64)  # fmt: skip
@@ -204,8 +219,18 @@ def node_reached(change: int, task: int, world: World) -> int:
 
 
 @lean_kernel
-def count_by_node(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
-    """Count the tasks that leave each node by this decision, and those that come at a cost."""
+def count_by_node(
+    changed: int,
+    active: Ints,
+    overheads: OverheadTable,
+    jobs: Jobs,
+    cluster: Cluster,
+    world: World,
+    moves: PendingMoves,
+) -> None:
+    """Count the tasks that leave each node by this decision, those that come at a cost, and those that stay."""
+    if overheads.beyond.crowds:
+        count_staying(changed, active, overheads.beyond.per_node, jobs, cluster, world, moves)
     for node in range(moves.coming.size):
         moves.coming[node] = 0
         moves.leaving[node] = 0
@@ -217,6 +242,37 @@ def count_by_node(changed: int, overheads: OverheadTable, jobs: Jobs, world: Wor
                 moves.leaving[left] += 1
             if reached != NOT_PLACED and costs(change, overheads.beyond.starts):
                 moves.coming[reached] += 1
+
+
+@lean_kernel
+def count_staying(
+    changed: int, active: Ints, per_node: bool, jobs: Jobs, cluster: Cluster, world: World, moves: PendingMoves
+) -> None:  # fmt: skip
+    """Count the tasks of the jobs that this decision lets run where they are; rows are ascending, also of changes."""
+    for node in range(moves.staying.size):
+        moves.staying[node] = 0
+    index = total = 0
+    for row in active:
+        if index < changed and world.changed_row[index] == row:
+            index += 1
+        elif cluster.running[row]:
+            for task in range(jobs.offset[row], jobs.offset[row + 1]):
+                moves.staying[cluster.task_node[task]] += 1
+                total += 1
+    if not per_node:
+        for node in range(moves.staying.size):
+            moves.staying[node] = total
+
+
+@lean_kernel
+def most_staying(index: int, jobs: Jobs, world: World, moves: PendingMoves) -> int:
+    """Return the largest number of tasks that stay on one of the new nodes of a job."""
+    row, most = world.changed_row[index], 0
+    for task in range(jobs.offset[row], jobs.offset[row + 1]):
+        node = node_reached(world.change[index], task, world)
+        if node != NOT_PLACED:
+            most = max(most, moves.staying[node])
+    return int(most)
 
 
 @lean_kernel
@@ -255,9 +311,10 @@ def leave(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, move
             if node == NOT_PLACED:
                 continue
             with_it = moves.leaving[node] if beyond.per_node else at_once
-            took_s = saving_s(overheads, with_it, mem_frac, several)
+            beside = moves.staying[node] if beyond.crowds else 0
+            took_s = saving_s(overheads, with_it, beside, mem_frac, several)
             if change == MIGRATION and beyond.by_copies:
-                took_s = seconds_of(MIGRATION, overheads, with_it, mem_frac, several, False)
+                took_s = seconds_of(MIGRATION, overheads, with_it, beside, mem_frac, several, False)
             until_s = max(until_s, begin_s + took_s)
         moves.saved_at_s[row] = until_s
         hold(row, until_s, moves)
@@ -322,15 +379,17 @@ def arrive(
     if moves.dropped[row]:  # what it replaces was never done
         change = START if moves.operation[row] == START else RESUME
     with_it = most_coming(index, jobs, world, moves) if beyond.per_node else at_once
+    beside = most_staying(index, jobs, world, moves) if beyond.crowds else 0
     took_s = 0.0
     if costs(change, beyond.starts):
-        took_s = seconds_of(change, overheads, max(with_it, 1), mem_frac, several, world.changed_away[index] > 0)
+        away = world.changed_away[index] > 0
+        took_s = seconds_of(change, overheads, max(with_it, 1), beside, mem_frac, several, away)
     ready_s = max(time_s, moves.saved_at_s[row]) if change == RESUME else max(time_s, world.free_at_s[row])
     if change == START:
         ready_s = time_s
     elif change == MIGRATION and beyond.by_images:
         ready_s = max(time_s, moves.saved_at_s[row])
-        took_s -= min(saving_s(overheads, with_it, mem_frac, several), took_s)
+        took_s -= min(saving_s(overheads, with_it, beside, mem_frac, several), took_s)
     begin_s = room_at(index, ready_s, jobs, world, moves)
     if took_s > 0.0 or begin_s > time_s:
         world.free_at_s[row] = begin_s + took_s

@@ -45,6 +45,7 @@ class ExtraOverheads(NamedTuple):
     ordered: bool  # whether starts or saves have costs: operations wait for each other, and for memory
     per_node: bool  # whether concurrency is counted per node, else over the cluster
     bends: bool  # whether progress differs from the yield
+    crowds: bool  # whether operations take longer beside running tasks
     by_images: bool  # whether migrations are saves and restores
     by_copies: bool  # whether migrations are live
     start_s: Floats  # (L, K)
@@ -58,6 +59,9 @@ class ExtraOverheads(NamedTuple):
     more_save_s: float
     more_resume_s: float
     more_migration_s: float
+    beside_start_frac: float  # by which each task that runs on the node makes an operation longer
+    beside_save_frac: float
+    beside_resume_frac: float
 
 
 class OverheadTable(NamedTuple):
@@ -91,7 +95,26 @@ class ParallelExtra:
         return ParallelExtra(**{kind: factor * getattr(self, kind) for kind in _EXTRA})
 
 
+@dataclass(frozen=True, slots=True)
+class BesideRunning:
+    """The fractions by which each task that runs on the node makes an operation there longer.
+
+    It takes CPU time from programs that start, write or read their image. Raises ValueError for fractions that are
+    negative or not finite.
+    """
+
+    start_frac: float = 0.0
+    save_frac: float = 0.0
+    resume_frac: float = 0.0
+
+    def __post_init__(self) -> None:
+        for kind in ("start_frac", "save_frac", "resume_frac"):
+            if not 0.0 <= getattr(self, kind) < inf:
+                raise ValueError(f"beside.{kind} must be finite and not negative")
+
+
 _NOTHING = ParallelExtra()
+_IDLE = BesideRunning()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +139,9 @@ class Overheads:
     * `progress`: the rate of progress at a yield; with None the rate is the yield.
     * `wall_clock`: seconds are wall seconds of a lab, as measured, not trace seconds; both are equal at time scale 1.
     * `parallel`: extra seconds of jobs of several tasks.
+    * `beside`: how much longer operations take beside running tasks: those of the node with the most of them, or of the
+      cluster, as concurrency counts. A migration is longer by the fraction of a resume. Only models with starts or
+      saves have it.
     * `most_memory_gb`: the largest memory of a task for which the model holds, in 1e9 bytes; `simulate` refuses larger
       tasks.
     """
@@ -134,6 +160,7 @@ class Overheads:
     wall_clock: bool = False
     most_memory_gb: float = inf
     parallel: ParallelExtra = _NOTHING
+    beside: BesideRunning = _IDLE
 
     def __post_init__(self) -> None:
         shape = (self.concurrent_tasks.size, self.memory_gb.size)
@@ -185,15 +212,17 @@ class Overheads:
             free if each is None else each for each in (self.start_s, self.save_s, self.transfer_s)
         )
         bent = None if self.progress is None or self.progress.is_the_yield else self.progress
-        more = self.parallel
+        more, beside = self.parallel, self.beside
         starts = bool(np.any(start_s > 0.0)) or more.start_s > 0.0 or more.start_s_per_gb > 0.0
         saves = bool(np.any(save_s > 0.0)) or more.save_s > 0.0
+        crowds = (starts or saves) and beside != _IDLE
         yields, serial, parallel = [_ENDS] * 3 if bent is None else bent.from_zero()
         has_any = starts or saves or self.per_node or bent is not None
         beyond = ExtraOverheads(
-            has_any, starts, starts or saves, self.per_node, bent is not None, self.migrates == SAVE_AND_RESTORE,
-            self.migrates == LIVE, start_s, save_s, transfer_s, yields, serial, parallel, more.start_s,
-            more.start_s_per_gb, more.save_s, more.resume_s, more.migration_s,
+            has_any, starts, starts or saves, self.per_node, bent is not None, crowds,
+            self.migrates == SAVE_AND_RESTORE, self.migrates == LIVE, start_s, save_s, transfer_s,
+            yields, serial, parallel, more.start_s, more.start_s_per_gb, more.save_s, more.resume_s, more.migration_s,
+            beside.start_frac, beside.save_frac, beside.resume_frac,
         )  # fmt: skip
         return OverheadTable(penalties, beyond)
 

@@ -49,7 +49,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from testbed.bus.limits import MOST_AMOUNT, MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.errors import InputError, UserError, nearest
 from testbed.scheduling.policies.view import Floats
-from testbed.scheduling.simulation.overheads import LIVE, SAVE_AND_RESTORE, Overheads, ParallelExtra
+from testbed.scheduling.simulation.overheads import (
+    LIVE,
+    SAVE_AND_RESTORE,
+    BesideRunning,
+    Overheads,
+    ParallelExtra,
+)
 from testbed.scheduling.simulation.progress import Progress
 from testbed.toml_files import first_mistake, read_toml
 
@@ -60,6 +66,9 @@ _Row = Annotated[list[_Seconds], Field(min_length=1)]
 
 
 _Rates = Annotated[list[Annotated[float, Field(gt=0, le=MOST_RATE, allow_inf_nan=False)]], Field(min_length=1)]
+
+
+_Fraction = Annotated[float, Field(ge=0, le=MOST_RATE, allow_inf_nan=False)]
 
 
 class _Progress(BaseModel):
@@ -86,6 +95,17 @@ class _Parallel(BaseModel):
         return ParallelExtra(**self.model_dump())
 
 
+class _Beside(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    start_frac: _Fraction = 0.0
+    save_frac: _Fraction = 0.0
+    resume_frac: _Fraction = 0.0
+
+    def fractions(self) -> BesideRunning:
+        return BesideRunning(**self.model_dump())
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -100,6 +120,7 @@ class _Table(BaseModel):
     concurrent_per: Literal["cluster", "node"] = "cluster"
     progress: _Progress | None = None
     parallel: _Parallel = _Parallel()
+    beside: _Beside = _Beside()
 
 
 class _Ways(BaseModel):
@@ -239,6 +260,7 @@ def _overheads(path: Path, data: Mapping[str, Any]) -> Overheads:
             progress=None if table.progress is None else table.progress.curves(),
             wall_clock=True,
             parallel=table.parallel.extra(),
+            beside=table.beside.fractions(),
             most_memory_gb=EXTRAPOLATED * table.memory_gb[-1] if len(table.memory_gb) > 1 else inf,
         )
     except ValueError as error:

@@ -58,6 +58,7 @@ class PendingMoves(NamedTuple):
     speed: Floats  # (J,) progress at the present yields, seconds of virtual time per second, if not the yield
     leaving: Ints  # (N,) how many tasks leave by the present decision
     coming: Ints  # (N,) how many tasks come at a cost
+    staying: Ints  # (N,) how many tasks run there before and after it; without counts per node, in the cluster
     used_frac: Floats  # (N,) memory of the tasks that stay, and of those whose arrival is already known
     held_on: Ints  # (sum of tasks,) the node that a task left and still occupies, NOT_PLACED without one
     held_until_s: Floats  # (J,) until when the tasks of a job occupy these nodes
@@ -144,6 +145,7 @@ def new_moves(jobs: Jobs, nodes: int) -> PendingMoves:
         speed=np.zeros(rows),
         leaving=np.zeros(nodes, dtype=np.int64),
         coming=np.zeros(nodes, dtype=np.int64),
+        staying=np.zeros(nodes, dtype=np.int64),
         used_frac=np.zeros(nodes),
         held_on=np.full(jobs.offset[-1], NOT_PLACED, dtype=np.int64),
         held_until_s=np.full(rows, -np.inf),

@@ -35,7 +35,8 @@ _COMMENTS = {
         task that is saved occupies its node. resume_s: from the restore command to the first progress. transfer_s:
         time to send an image to another node. migration_s: time that a complete migration takes from its job, by the
         mechanism `migration`. parallel: additional seconds of jobs of several tasks, and per 1e9 bytes of a task.
-        progress: rate of progress relative to the dedicated rate, by yield.""",
+        beside: fraction by which each guest that already runs on the node makes an operation longer; 0: no effect was
+        shown. progress: rate of progress relative to the dedicated rate, by yield.""",
     "migration_ways_s": "Complete migrations by each mechanism that was measured, on the grid of [overheads].",
     "live_migration": """mib_per_s: rate at which a live migration sends the memory of one guest. Guests that write to
         their memory meanwhile take longer.""",

@@ -12,6 +12,7 @@ import numpy as np
 
 from testbed.measure.robust import Interval
 from testbed.scheduling.simulation.overheads import LIVE, SAVE_AND_RESTORE
+from testbed.study.calibration.experiments.beside import OPERATIONS, Beside
 from testbed.study.calibration.experiments.live_migration import LiveMigration
 from testbed.study.calibration.experiments.mpi_save_restore import MpiSaveRestore
 from testbed.study.calibration.experiments.proportionality import Proportionality
@@ -25,7 +26,7 @@ from testbed.study.calibration.trials import Outcome, Trials
 
 GB_PER_MIB = 2**20 / 1e9
 _STOPPED_FRAC = 0.5  # of a migration's time per MiB: if more of it is downtime, the guest is stopped while it is copied
-_MOVING = (SaveRestore.name, Transfer.name, LiveMigration.name, Start.name)
+_MOVING = (SaveRestore.name, Transfer.name, LiveMigration.name, Start.name, Beside.name)
 
 
 def overheads_from(
@@ -79,6 +80,7 @@ def overheads_from(
             migration_ways_s=ways,
             transfer_s=None if transfer is None else grid(transfer),
             parallel=_parallel(trials, save, resume, start, by_images=chosen == SAVE_AND_RESTORE),
+            beside=_beside(found[Beside.name]),
             live_mib_per_s=sent_mib_per_s,
         ),
         notes,
@@ -179,6 +181,19 @@ def _excess(trials: Trials, outcomes: Sequence[Outcome], names: Sequence[str], f
 def _columns(outcome: Outcome, names: Sequence[str]) -> tuple[list[float], list[int]]:
     own = column([outcome], *names)
     return own.values, own.trials
+
+
+def _beside(measured: Quantities) -> dict[str, float] | None:
+    """Return the fraction by which each running guest makes an operation longer, None if that was not measured.
+
+    A fraction is 0 unless its whole 95 % interval is above 0.
+    """
+    fractions = {name: measured.named(f"beside_{name}_frac") for name in OPERATIONS}
+    if not any(fractions.values()):
+        return None
+    return {
+        f"{name}_frac": round(own[0].value, 6) if own and own[0].low > 0.0 else 0.0 for name, own in fractions.items()
+    }
 
 
 def _grid_of(trials: Trials, storage: str, cache: str) -> tuple[list[float], list[int]]:

@@ -13,6 +13,7 @@ SAVE_FIXED_S, SAVE_MIB_PER_S, SAVE_TOTAL_MIB_PER_S = 0.4, 200.0, 300.0
 RESTORE_FIXED_S, RESTORE_MIB_PER_S, FIRST_PROGRESS_S = 0.3, 1000.0, 0.2
 TRANSFER_FIXED_S, TRANSFER_MIB_PER_S = 0.1, 400.0
 LIVE_FELT_S, START_S = 0.05, 2.5
+BESIDE_FRAC = {"start": 0.4, "save": 0.2, "resume": 0.3}  # by which each neighbour makes an operation longer
 BEGIN: dict[str, Any] = {
     "kind": "begin",
     "created_unix_s": 1_700_000_000.0,
@@ -126,6 +127,12 @@ def _observations() -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]
         )
     for neighbours in (0, 3):
         yield "isolation", {"cap_frac": 0.25, "neighbours": neighbours}, [{"relative_rate": 1.0 - 0.02 * neighbours}]
+    for neighbours in (1, 2, 3):
+        alone = {"start_s": START_S, "save_s": save_s(128, 1), "resume_s": restore_s(128) + FIRST_PROGRESS_S}
+        beside = {
+            f"beside_{name}_s": alone[f"{name}_s"] * (1.0 + frac * neighbours) for name, frac in BESIDE_FRAC.items()
+        }
+        yield "beside", {"neighbours": neighbours}, [{"running": neighbours} | alone | beside]
     for where, cap, rate in (("native", 1.0, 1000.0), ("guest", 1.0, 950.0), ("capped-guest", 0.5, 475.0)):
         yield (
             "virtualisation",

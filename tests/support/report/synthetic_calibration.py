@@ -100,6 +100,17 @@ def start(law, condition):
     return found
 
 
+def beside(law, condition):
+    alone_s = {"start": 0.6, "save": 0.4, "resume": 0.5}
+    slower = {"start": 0.4, "save": 0.1, "resume": 0.35}
+    alone = {f"{name}_s": law.noisy(time_s) for name, time_s in alone_s.items()}
+    among = {
+        f"beside_{name}_s": law.noisy(time_s * (1.0 + slower[name] * condition["neighbours"]))
+        for name, time_s in alone_s.items()
+    }
+    return [{"running": condition["neighbours"]} | alone | among]
+
+
 def enactment(law, condition):
     base_s = {"cap": 0.004, "hold": 0.006, "release": 0.005}[condition["command"]]
     return [{"round_trip_s": law.noisy(base_s * condition["guests"] ** 0.5, 0.4)} for _ in range(12)]
@@ -202,6 +213,7 @@ EXPERIMENTS = {
         *({"memory_mib": mib, "tasks": 1, "concurrent": level} for mib in MEMORIES_MIB for level in (1, 4)),
         {"memory_mib": 256, "tasks": 2, "concurrent": 1},
     ]),
+    "beside": (beside, [{"neighbours": others} for others in (1, 2, 3)]),
     "enactment": (enactment, [
         {"command": command, "guests": guests} for command in ("cap", "hold", "release") for guests in (1, 4)
     ]),
