@@ -430,6 +430,36 @@ def test_batch_jobs_start_beside_busy_nodes_only_if_the_cluster_counts(policy, p
     assert run.end_s.tolist() == [108.0, 60.0 + penalty_s]
 
 
+@LOOPS
+@pytest.mark.parametrize(
+    ("per_node", "penalties_s"), [(False, [4.0 + 4.0 * 0.5, 12.0, 12.0]), (True, [4.0 + 4.0 * 0.25, 8.0, 4.0])]
+)
+def test_tasks_that_move_at_once_count_by_the_memory_that_they_share_the_rate_for(loop, per_node, penalties_s):
+    """A task of a quarter of the memory counts for a quarter beside a larger one, which counts for one beside it."""
+    jobs = [job(0, 0, 100, mem=0.5), job(1, 0, 100), job(2, 0, 100)]
+    overheads = by_tasks(4, 8, start_s=np.array([[4.0], [8.0]]), per_node=per_node)
+    run = loop(jobs, 2, Scripted({0: {0: (0, 1.0), 1: (0, 1.0), 2: (1, 1.0)}}), overheads.table(8.0))
+    assert run.penalty_s.tolist() == penalties_s
+
+
+@LOOPS
+@pytest.mark.parametrize("per_node", [False, True])
+def test_tasks_that_are_saved_at_once_count_by_their_memory(loop, per_node):
+    """Job 2 has room on the node as soon as job 0, the larger of two that leave it, is saved."""
+    jobs = [job(0, 0, 100, mem=0.5), job(1, 0, 100), job(2, 20, 10, mem=0.875)]
+    overheads = by_tasks(3, 3, save_s=np.array([[4.0], [8.0]]), per_node=per_node)
+    script = {0: {0: (0, 1.0), 1: (0, 1.0)}, 20: {2: (0, 1.0)}, 35: {0: (0, 1.0), 1: (0, 1.0)}}
+    run = loop(jobs, 1, Scripted(script), overheads.table(8.0))
+    assert run.end_s[2] == 20.0 + (4.0 + 4.0 * 0.25) + 10.0
+
+
+@pytest.mark.parametrize("policy", ["FCFS", "EASY"])
+def test_batch_jobs_that_start_at_once_count_by_their_memory(policy):
+    jobs = [job(0, 0, 100, mem=0.5), job(1, 0, 100)]
+    overheads = by_tasks(4, 8, start_s=np.array([[4.0], [8.0]]))
+    assert simulate(jobs, 2, parse(policy), overheads, compiling=NEVER).penalty_s.tolist() == [5.0, 8.0]
+
+
 def test_fractions_of_neighbours_are_checked():
     with pytest.raises(ValueError, match=r"beside\.save_frac must be finite and not negative"):
         BesideRunning(save_frac=-0.1)

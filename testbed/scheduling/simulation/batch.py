@@ -182,13 +182,16 @@ def note_starts(started: Ints, busy: int, overheads: OverheadTable, machine: Mac
 
     A node has one task, so starts on a node never overlap, and are beside no other task.
     """
-    at_once, beside = 1, 0
+    beside = 0
     if not overheads.beyond.per_node:
-        at_once, beside = 0, busy
-        for row in started:
-            at_once += jobs.tasks[row]
+        beside = busy
     for row in started:
-        took_s = overhead_s(overheads.penalties, overheads.beyond.start_s, float(at_once), machine.mem_req_frac[row])
+        at_once = 1.0
+        if not overheads.beyond.per_node and overheads.penalties.concurrent_tasks.size > 1:
+            at_once = 0.0
+            for other in started:
+                at_once += jobs.tasks[other] * min(machine.mem_req_frac[other] / machine.mem_req_frac[row], 1.0)
+        took_s = overhead_s(overheads.penalties, overheads.beyond.start_s, at_once, machine.mem_req_frac[row])
         if jobs.tasks[row] > 1:
             took_s += extra_start_s(overheads, machine.mem_req_frac[row])
         machine.penalty_s[row] = took_s * (1.0 + overheads.beyond.beside_start_frac * beside)

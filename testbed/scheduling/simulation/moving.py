@@ -109,10 +109,6 @@ def begin_moves(
     beyond = overheads.beyond
     if beyond.ordered or beyond.per_node:
         count_by_node(changed, active, overheads, jobs, cluster, world, moves)
-    at_once = 0
-    for index in range(changed):
-        if costs(world.change[index], beyond.starts):
-            at_once += world.changed_tasks[index]
     if beyond.ordered:
         leave(changed, overheads, jobs, world, moves)
         note_memory(changed, active, jobs, cluster, world, moves)
@@ -120,12 +116,12 @@ def begin_moves(
             for index in range(changed):
                 change = world.change[index]
                 if change != PREEMPTION and live == (change == MIGRATION and beyond.by_copies):
-                    arrive(index, at_once, overheads, jobs, world, moves)
+                    arrive(index, changed, overheads, jobs, world, moves)
         return
     for index in range(changed):
         change, row = world.change[index], world.changed_row[index]
         if change != PREEMPTION and costs(change, beyond.starts):
-            with_it = most_coming(index, jobs, world, moves) if beyond.per_node else at_once
+            with_it = coming_with(index, changed, overheads, jobs, world, moves)
             several, away = jobs.offset[row + 1] - jobs.offset[row] > 1, world.changed_away[index] > 0
             took_s = seconds_of(change, overheads, with_it, 0, jobs.mem_req_frac[row], several, away)
             world.free_at_s[row] = world.time_s[0] + took_s
@@ -135,40 +131,38 @@ def begin_moves(
 def seconds_of(
     change: int,
     overheads: OverheadTable,
-    with_it: int,
+    with_it: float,
     beside: int,
     mem_req_frac: float,
     several: bool,
     elsewhere: bool,
 ) -> float:
-    """Return the seconds that a change costs a job, of `several` tasks or one, when `with_it` tasks move at once.
+    """Return the seconds that a change costs a job, of `several` tasks or one.
 
-    `beside`: the tasks that run there meanwhile. `elsewhere`: a resume is on another node, which gets the image first.
+    `with_it`: the tasks that move at once, its own included, in tasks of its memory. `beside`: the tasks that run there
+    meanwhile. `elsewhere`: a resume is on another node, which gets the image first.
     """
     penalties, beyond = overheads.penalties, overheads.beyond
     if change == RESUME:
-        took_s = overhead_s(penalties, penalties.resume_s, float(with_it), mem_req_frac)
+        took_s = overhead_s(penalties, penalties.resume_s, with_it, mem_req_frac)
         more_s = beyond.more_resume_s if several else 0.0
         slower_s = (took_s + more_s) * beyond.beside_resume_frac * beside  # the transfer takes no longer
         if elsewhere:
-            took_s += overhead_s(penalties, beyond.transfer_s, float(with_it), mem_req_frac)
+            took_s += overhead_s(penalties, beyond.transfer_s, with_it, mem_req_frac)
         return took_s + more_s + slower_s
     if change == MIGRATION:
-        took_s = overhead_s(penalties, penalties.migration_s, float(with_it), mem_req_frac)
+        took_s = overhead_s(penalties, penalties.migration_s, with_it, mem_req_frac)
         took_s += beyond.more_migration_s if several else 0.0
         return took_s * (1.0 + beyond.beside_resume_frac * beside)
-    took_s = overhead_s(penalties, beyond.start_s, float(with_it), mem_req_frac)
+    took_s = overhead_s(penalties, beyond.start_s, with_it, mem_req_frac)
     took_s += extra_start_s(overheads, mem_req_frac) if several else 0.0
     return took_s * (1.0 + beyond.beside_start_frac * beside)
 
 
 @lean_kernel
-def saving_s(overheads: OverheadTable, with_it: int, beside: int, mem_req_frac: float, several: bool) -> float:
-    """Return the seconds of a save of a job, of `several` tasks or one, when `with_it` tasks are saved at once.
-
-    `beside`: the tasks that run there meanwhile.
-    """
-    took_s = overhead_s(overheads.penalties, overheads.beyond.save_s, float(with_it), mem_req_frac)
+def saving_s(overheads: OverheadTable, with_it: float, beside: int, mem_req_frac: float, several: bool) -> float:
+    """Return the seconds of a save of a job, of `several` tasks or one; `with_it` and `beside` as for `seconds_of`."""
+    took_s = overhead_s(overheads.penalties, overheads.beyond.save_s, with_it, mem_req_frac)
     took_s += overheads.beyond.more_save_s if several else 0.0
     return took_s * (1.0 + overheads.beyond.beside_save_frac * beside)
 
@@ -178,10 +172,10 @@ def move_costs_s(jobs: Sequence[Job], overheads: OverheadTable) -> Floats:
 
     Where concurrency counts per node, the tasks are expected on nodes of their own.
     """
+    per_node = overheads.beyond.per_node
     return np.array([
         seconds_of(
-            MIGRATION, overheads, 1 if overheads.beyond.per_node else job.tasks, 0, job.mem_req_frac, job.tasks > 1,
-            False,
+            MIGRATION, overheads, 1.0 if per_node else float(job.tasks), 0, job.mem_req_frac, job.tasks > 1, False
         )
         for job in jobs
     ], dtype=np.float64)  # fmt: skip
@@ -228,20 +222,93 @@ def count_by_node(
     world: World,
     moves: PendingMoves,
 ) -> None:
-    """Count the tasks that leave each node by this decision, those that come at a cost, and those that stay."""
+    """List the tasks that leave each node by this decision, and those that come at a cost; count those that stay."""
     if overheads.beyond.crowds:
         count_staying(changed, active, overheads.beyond.per_node, jobs, cluster, world, moves)
-    for node in range(moves.coming.size):
-        moves.coming[node] = 0
-        moves.leaving[node] = 0
-    for index in range(changed):
-        change, row = world.change[index], world.changed_row[index]
-        for task in range(jobs.offset[row], jobs.offset[row + 1]):
-            left, reached = node_left(change, task, world), node_reached(change, task, world)
-            if left != NOT_PLACED:
-                moves.leaving[left] += 1
-            if reached != NOT_PLACED and costs(change, overheads.beyond.starts):
-                moves.coming[reached] += 1
+    for node in range(moves.coming_at.size):
+        moves.coming_at[node] = 0
+        moves.leaving_at[node] = 0
+    for listed in (False, True):  # first the numbers, whose sums are the places of the nodes; then the jobs
+        for index in range(changed):
+            change, row = world.change[index], world.changed_row[index]
+            for task in range(jobs.offset[row], jobs.offset[row + 1]):
+                left, reached = node_left(change, task, world), node_reached(change, task, world)
+                if left != NOT_PLACED:
+                    note(left, row, listed, moves.leaving_at, moves.leaving)
+                if reached != NOT_PLACED and costs(change, overheads.beyond.starts):
+                    note(reached, row, listed, moves.coming_at, moves.coming)
+        if not listed:
+            for node in range(1, moves.coming_at.size):
+                moves.leaving_at[node] += moves.leaving_at[node - 1]
+                moves.coming_at[node] += moves.coming_at[node - 1]
+
+
+@lean_kernel
+def note(node: int, row: int, listed: bool, place_of: Ints, rows: Ints) -> None:
+    """Count a job at a node or, if its list ends at `place_of` (N + 1,), put it there, the last one first."""
+    if listed:
+        place_of[node] -= 1
+        rows[place_of[node]] = row
+    else:
+        place_of[node] += 1
+
+
+@lean_kernel
+def like_it(row: int, other: int, jobs: Jobs) -> float:
+    """Return for how many tasks of a job's memory a task of another job counts, while both move.
+
+    They share the rate: a smaller task has moved its memory, and is gone, when the larger one has moved as much.
+    """
+    mem_frac, other_frac = jobs.mem_req_frac[row], jobs.mem_req_frac[other]
+    return 1.0 if other_frac >= mem_frac else float(other_frac / mem_frac)
+
+
+@lean_kernel
+def at_node(row: int, node: int, place_of: Ints, rows: Ints, jobs: Jobs) -> float:
+    """Return the number of listed tasks of a node, in tasks of a job's memory."""
+    found = 0.0
+    for place in range(place_of[node], place_of[node + 1]):
+        found += like_it(row, rows[place], jobs)
+    return found
+
+
+@lean_kernel
+def coming_with(
+    index: int, changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves
+) -> float:  # fmt: skip
+    """Return the number of tasks that come, at a cost, with a job, itself included, in tasks of its memory.
+
+    They come to the new node of the job with the most of them, or to the cluster, as concurrency counts.
+    """
+    row, most = world.changed_row[index], 0.0
+    if overheads.penalties.concurrent_tasks.size == 1:
+        return 1.0
+    if not overheads.beyond.per_node:
+        for other in range(changed):
+            if costs(world.change[other], overheads.beyond.starts):
+                most += world.changed_tasks[other] * like_it(row, world.changed_row[other], jobs)
+        return most
+    for task in range(jobs.offset[row], jobs.offset[row + 1]):
+        node = node_reached(world.change[index], task, world)
+        if node != NOT_PLACED:
+            most = max(most, at_node(row, node, moves.coming_at, moves.coming, jobs))
+    return most
+
+
+@lean_kernel
+def leaving_with(
+    row: int, node: int, changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves
+) -> float:  # fmt: skip
+    """Return the number of tasks that leave a node, or any node, with a task of a job, in tasks of its memory."""
+    if overheads.penalties.concurrent_tasks.size == 1:
+        return 1.0
+    if overheads.beyond.per_node:
+        return at_node(row, node, moves.leaving_at, moves.leaving, jobs)
+    found = 0.0
+    for other in range(changed):
+        if world.change[other] in (PREEMPTION, MIGRATION):
+            found += world.changed_tasks[other] * like_it(row, world.changed_row[other], jobs)
+    return found
 
 
 @lean_kernel
@@ -276,24 +343,10 @@ def most_staying(index: int, jobs: Jobs, world: World, moves: PendingMoves) -> i
 
 
 @lean_kernel
-def most_coming(index: int, jobs: Jobs, world: World, moves: PendingMoves) -> int:
-    """Return the largest number of tasks that come, at a cost, to one of the new nodes of a job."""
-    row, most = world.changed_row[index], 0
-    for task in range(jobs.offset[row], jobs.offset[row + 1]):
-        node = node_reached(world.change[index], task, world)
-        if node != NOT_PLACED:
-            most = max(most, moves.coming[node])
-    return int(most)
-
-
-@lean_kernel
 def leave(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
     """Let tasks leave their nodes: set until when they occupy memory there, and when paused jobs have their images."""
     beyond, time_s = overheads.beyond, world.time_s[0]
     forget_holds(time_s, moves)
-    at_once = 0
-    for node in range(moves.leaving.size):
-        at_once += moves.leaving[node]
     for index in range(changed):
         change, row = world.change[index], world.changed_row[index]
         if change not in (PREEMPTION, MIGRATION):
@@ -310,7 +363,7 @@ def leave(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, move
             moves.held_on[task] = node
             if node == NOT_PLACED:
                 continue
-            with_it = moves.leaving[node] if beyond.per_node else at_once
+            with_it = leaving_with(row, node, changed, overheads, jobs, world, moves)
             beside = moves.staying[node] if beyond.crowds else 0
             took_s = saving_s(overheads, with_it, beside, mem_frac, several)
             if change == MIGRATION and beyond.by_copies:
@@ -371,19 +424,19 @@ def note_memory(
 
 @lean_kernel
 def arrive(
-    index: int, at_once: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves
+    index: int, changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves
 ) -> None:  # fmt: skip
     """Begin the operation that brings a job to its new nodes as soon as they have memory for it."""
     row, change, beyond, time_s = world.changed_row[index], world.change[index], overheads.beyond, world.time_s[0]
     several, mem_frac = jobs.offset[row + 1] - jobs.offset[row] > 1, jobs.mem_req_frac[row]
     if moves.dropped[row]:  # what it replaces was never done
         change = START if moves.operation[row] == START else RESUME
-    with_it = most_coming(index, jobs, world, moves) if beyond.per_node else at_once
+    with_it = coming_with(index, changed, overheads, jobs, world, moves)
     beside = most_staying(index, jobs, world, moves) if beyond.crowds else 0
     took_s = 0.0
     if costs(change, beyond.starts):
         away = world.changed_away[index] > 0
-        took_s = seconds_of(change, overheads, max(with_it, 1), beside, mem_frac, several, away)
+        took_s = seconds_of(change, overheads, max(with_it, 1.0), beside, mem_frac, several, away)
     ready_s = max(time_s, moves.saved_at_s[row]) if change == RESUME else max(time_s, world.free_at_s[row])
     if change == START:
         ready_s = time_s

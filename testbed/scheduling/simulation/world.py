@@ -56,8 +56,10 @@ class PendingMoves(NamedTuple):
     """The state for overhead models beyond a table of penalties."""
 
     speed: Floats  # (J,) progress at the present yields, seconds of virtual time per second, if not the yield
-    leaving: Ints  # (N,) how many tasks leave by the present decision
-    coming: Ints  # (N,) how many tasks come at a cost
+    leaving: Ints  # (sum of tasks,) jobs of the tasks that leave by the present decision, node by node
+    leaving_at: Ints  # (N + 1,) the place of each node's first one; the last place is their number
+    coming: Ints  # (sum of tasks,) jobs of the tasks that come at a cost, node by node
+    coming_at: Ints  # (N + 1,)
     staying: Ints  # (N,) how many tasks run there before and after it; without counts per node, in the cluster
     used_frac: Floats  # (N,) memory of the tasks that stay, and of those whose arrival is already known
     held_on: Ints  # (sum of tasks,) the node that a task left and still occupies, NOT_PLACED without one
@@ -143,8 +145,10 @@ def new_moves(jobs: Jobs, nodes: int) -> PendingMoves:
     rows = jobs.submit_time_s.size
     return PendingMoves(
         speed=np.zeros(rows),
-        leaving=np.zeros(nodes, dtype=np.int64),
-        coming=np.zeros(nodes, dtype=np.int64),
+        leaving=np.zeros(jobs.offset[-1], dtype=np.int64),
+        leaving_at=np.zeros(nodes + 1, dtype=np.int64),
+        coming=np.zeros(jobs.offset[-1], dtype=np.int64),
+        coming_at=np.zeros(nodes + 1, dtype=np.int64),
         staying=np.zeros(nodes, dtype=np.int64),
         used_frac=np.zeros(nodes),
         held_on=np.full(jobs.offset[-1], NOT_PLACED, dtype=np.int64),
