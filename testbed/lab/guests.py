@@ -105,9 +105,8 @@ def prepare_jobs(
     is that CPU time, and otherwise a fixed amount of computation. Guests that are `shared` compete for all cores of a
     node, each with its CPU need as its share. With `waits` nodes record which tasks wait for which. With `watch_s`
     nodes estimate the CPU need of tasks, in windows of that length. With `writes` nodes measure at which rates tasks
-    write to memory. Raises
-    `UserError` for a task with more work units than a guest can count, and for a task whose real need differs from the
-    declared need while its program uses all the CPU that it gets.
+    write to memory. Raises `UserError` for a task with more work units than a guest can count, and for a task whose
+    real need differs from the declared need while its program uses all the CPU that it gets.
     """
     result = []
     for job in jobs:

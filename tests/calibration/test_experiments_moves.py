@@ -6,6 +6,7 @@ from collections import Counter
 from math import isfinite
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -221,6 +222,7 @@ def test_neighbours_use_all_cores_of_the_node_of_the_guest_that_is_measured(monk
     for condition, (seen,) in trials:
         count = condition["neighbours"]
         assert [pytest.approx(1.5 / count)] * count in ran, "0.5 of the two cores are for the measured guest"
+        assert seen["running"] == count
         assert seen["start_s"] == pytest.approx(seen["beside_start_s"] - 0.5 * count, abs=0.02)
         assert seen["save_s"] == pytest.approx(2.0, abs=0.02)
         assert seen["beside_save_s"] == pytest.approx(2.0 + 0.2 * count, abs=0.02)
@@ -240,6 +242,14 @@ def test_neighbours_use_all_cores_of_the_node_of_the_guest_that_is_measured(monk
 def test_there_are_as_many_neighbours_as_fit(lab, quick, counts):
     (experiment,) = find_experiments(["beside"])
     assert experiment.conditions(lab, quick=quick) == [{"neighbours": count} for count in counts]
+
+
+def test_neighbours_on_other_machines_do_not_count():
+    (experiment,) = find_experiments(["beside"])
+    shared = lab_of()
+    facts = [msgspec.structs.replace(fact, address=f"192.0.2.{node}") for node, fact in enumerate(shared.facts)]
+    apart = LabFacts(shared.scenario, tuple(facts))
+    assert experiment.expected_s({"neighbours": 2}, apart) == experiment.expected_s({"neighbours": 1}, shared)
 
 
 labs = st.builds(

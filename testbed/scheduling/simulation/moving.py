@@ -104,11 +104,11 @@ def begin_moves(
 ) -> None:
     """Write when the jobs that a decision places can progress; all moves of a decision are concurrent.
 
-    Penalties alone, the model of the papers, need no counts by node.
+    Penalties alone, the model of the papers, need no lists by node.
     """
     beyond = overheads.beyond
     if beyond.ordered or beyond.per_node:
-        count_by_node(changed, active, overheads, jobs, cluster, world, moves)
+        list_by_node(changed, active, overheads, jobs, cluster, world, moves)
     if beyond.ordered:
         leave(changed, overheads, jobs, world, moves)
         note_memory(changed, active, jobs, cluster, world, moves)
@@ -170,7 +170,7 @@ def saving_s(overheads: OverheadTable, with_it: float, beside: int, mem_req_frac
 def move_costs_s(jobs: Sequence[Job], overheads: OverheadTable) -> Floats:
     """Return the seconds for which a move of all its tasks, and of no others, stops each job (J,), for policies.
 
-    Where concurrency counts per node, the tasks are expected on nodes of their own.
+    No other task runs meanwhile. Where concurrency counts per node, the tasks are expected on nodes of their own.
     """
     per_node = overheads.beyond.per_node
     return np.array([
@@ -213,7 +213,7 @@ def node_reached(change: int, task: int, world: World) -> int:
 
 
 @lean_kernel
-def count_by_node(
+def list_by_node(
     changed: int,
     active: Ints,
     overheads: OverheadTable,

@@ -87,11 +87,11 @@ class OverheadGrids:
 
     `start_s` and `transfer_s` are None if no start, or no transfer of an image, was measured. `migration_ways_s` has a
     complete migration by each mechanism that was measured; `migration_s` is that by `migration`, the mechanism of the
-    lab's scenario if it was measured. `parallel` has the additional seconds for
-    jobs of several tasks, by the names of these grids, and `start_s_per_gb` for each 1e9 bytes of a task's memory;
-    None if not measured. `beside` has `start_frac`, `save_frac` and `resume_frac`: the fraction by which each guest
-    that already runs on the node makes that operation longer; None if not measured. `live_mib_per_s` is the rate at
-    which a live migration sends memory, None if it is not known or if guests are stopped meanwhile.
+    lab's scenario if it was measured. `parallel` has the additional seconds for jobs of several tasks, by the names of
+    these grids, and `start_s_per_gb` for each 1e9 bytes of a task's memory; None if not measured. `beside` has
+    `start_frac`, `save_frac` and `resume_frac`: the fraction by which each guest that already runs on the node makes
+    that operation longer; None if not measured. `live_mib_per_s` is the rate at which a live migration sends memory,
+    None if it is not known or if guests are stopped meanwhile.
     """
 
     concurrent_tasks: tuple[int, ...]
