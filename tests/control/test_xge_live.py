@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -45,7 +46,9 @@ def test_lent_nodes_are_taken_back_and_serial_jobs_go_on(start: Callable[..., Ru
               for state in ("paused", "resumed", "done")}  # fmt: skip
     assert states["paused"]
     assert not parallel & set(states["paused"]), "a parallel job is never paused"
-    assert sorted(states["resumed"]) == sorted(states["paused"])
+    ended = Counter(states["paused"]) - Counter(states["resumed"])  # jobs whose work was over before they were saved
+    assert all(times == 1 and not saved_in_the_end(journal, job) for job, times in ended.items())
+    assert Counter(states["resumed"]) + ended == Counter(states["paused"])
     assert sorted(states["done"]) == sorted(jobs)
     assert any(taken_back(journal, job) for job in parallel if not jobs[job].urgent)
 
@@ -58,7 +61,16 @@ def test_lent_nodes_are_taken_back_and_serial_jobs_go_on(start: Callable[..., Ru
     slots = slots_of(schedule)
     assert slots is not None
     assert slots.total.taken_back
-    assert slots.total.suspended == slots.total.resumed
+    assert 0 <= slots.total.suspended - slots.total.resumed <= len(ended)
+
+
+def saved_in_the_end(journal: Sequence[dict], job: int) -> bool:
+    """Whether a job was saved after the last decision that paused it."""
+    last = max(at for at, each in enumerate(journal) if (each["kind"], each.get("state"), each.get("job"))
+               == ("job", "paused", job))  # fmt: skip
+    return ("outcome", "save", job, True) in [
+        (each["kind"], each.get("verb"), each.get("job"), each.get("ok")) for each in journal[last:]
+    ]
 
 
 def taken_back(journal: Sequence[dict], job: int) -> bool:
