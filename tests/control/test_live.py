@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.control import interrupting
 from support.control.live_run import ENDLESS_S, JOB_TASKS, Run, checksums, lose_early
+from support.control.live_run import interrupting_policy as interrupting_policy  # noqa: PLC0414  # the fixture
 from support.control.live_run import start as start  # noqa: PLC0414  # the fixture
 from support.live import wait_until
 
@@ -25,14 +25,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_preempted_and_moved_jobs_end_with_the_checksums_of_an_undisturbed_run(
-    start: Callable[..., Run], install_plugin: Callable[[str, str, str], Path]
+    start: Callable[..., Run], interrupting_policy: str
 ) -> None:
-    install_plugin(
-        "dfrs_interrupting", Path(interrupting.__file__).read_text(),
-        "[testbed.policies]\nInterrupting = dfrs_interrupting:interrupting\n",
-    )  # fmt: skip
     jobs = "1,0,1,1.0,0.2,60\n2,60,2,1.0,0.2,60\n3,120,3,1.0,0.2,60\n"
-    run = start(jobs, "--policy", "Interrupting")
+    run = start(jobs, "--policy", interrupting_policy)
     assert run.end() == 0, run.lines
     journal = read_journal(run.path / "events.jsonl")
     summary = json.loads((run.path / "summary.json").read_text())

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.control import half_passing, interrupting, killing
+from support.control import half_passing, killing
 from support.control.live_run import ENDLESS_S, Run
+from support.control.live_run import interrupting_policy as interrupting_policy  # noqa: PLC0414  # the fixture
 from support.control.live_run import start as start  # noqa: PLC0414  # the fixture
 
 from testbed.bus.address import BrokerAddress
@@ -45,10 +46,6 @@ def in_each_phase(*quick: str) -> pytest.MarkDecorator:
 def keeping(tmp_path: Path, start: Callable[..., Run], install_plugin: Callable[[str, str, str], Path]) -> None:
     """Let agents and guests of the scenario outlive a controller that kills itself at an entry of the journal."""
     install_plugin(
-        "dfrs_interrupting", Path(interrupting.__file__).read_text(),
-        "[testbed.policies]\nInterrupting = dfrs_interrupting:interrupting\n",
-    )  # fmt: skip
-    install_plugin(
         "dfrs_killing", Path(killing.__file__).read_text(), "[testbed.recorders]\nkilling = dfrs_killing:Killing\n"
     )
     path = tmp_path / "live.toml"
@@ -57,9 +54,11 @@ def keeping(tmp_path: Path, start: Callable[..., Run], install_plugin: Callable[
 
 @pytest.mark.usefixtures("keeping")
 @in_each_phase("saving")
-def test_every_job_ends_well_after_the_controller_was_killed(start: Callable[..., Run], phase: str) -> None:
+def test_every_job_ends_well_after_the_controller_was_killed(
+    start: Callable[..., Run], interrupting_policy: str, phase: str
+) -> None:
     variables = {"DFRS_KILL_AT": json.dumps(PHASES[phase])}
-    run = start(TWELVE, "--policy", "Interrupting", variables=variables)
+    run = start(TWELVE, "--policy", interrupting_policy, variables=variables)
     assert run.end() == -signal.SIGKILL, run.lines
     lost = read_history(run.path / "events.jsonl")
     assert not lost.ended
@@ -97,9 +96,11 @@ def test_a_rank_ends_whose_partner_alone_passed_the_last_barrier_before_the_cont
 
 @pytest.mark.usefixtures("keeping")
 @in_each_phase("running")
-def test_every_job_ends_well_after_an_agent_was_killed(start: Callable[..., Run], phase: str) -> None:
+def test_every_job_ends_well_after_an_agent_was_killed(
+    start: Callable[..., Run], interrupting_policy: str, phase: str
+) -> None:
     variables = {"DFRS_KILL_AT": json.dumps({**PHASES[phase], "agent_of": "node-a"})}
-    run = start(TWELVE, "--policy", "Interrupting", variables=variables)
+    run = start(TWELVE, "--policy", interrupting_policy, variables=variables)
     assert run.end() == 0, run.lines
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["done"] == 12

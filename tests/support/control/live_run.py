@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from support.control import interrupting
 from support.deadlines import PATIENT_TOML
 from support.folds import check_directory
 from support.live import HANG_S, wait_until
@@ -175,6 +176,16 @@ class Run:
     def path(self) -> Path:
         (path,) = (self.folder / "runs").iterdir()
         return path
+
+
+@pytest.fixture
+def interrupting_policy(install_plugin: Callable[[str, str, str], Path]) -> str:
+    """Install the policy of `interrupting`; return its name."""
+    install_plugin(
+        "dfrs_interrupting", Path(interrupting.__file__).read_text(),
+        "[testbed.policies]\nInterrupting = dfrs_interrupting:interrupting\n",
+    )  # fmt: skip
+    return "Interrupting"
 
 
 @pytest.fixture
